@@ -1,25 +1,15 @@
-"""Programs compiled for GPUs and TPUs without a device: kernels, loops, memory and a roofline.
+"""Programs compiled for GPUs and TPUs without a device: kernels, loops, memory and collectives.
 
-python -m benchmarks.accelerators --targets=h100,v5e --programs=a,rotated_mnist_5:fedipg
+python -m benchmarks.accelerators --targets=h100,v5e --programs=rotated_mnist_5:fedipg
 
-Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is
-- ten rounds of a workload (a, b, c: `workloads`),
-- a segment of one run, with its evaluation: presets joined by +, the algorithm after the colon;
-  --programs=all is every algorithm at the size of its presets,
-- two rounds of three clients of a ResNet-18 with batches of 32, resnet18_64:fedavg (its image size,
-  and fedavg or fedipg); --at_once=1 and --effort=O1 compile it sooner,
-- ten steps of twelve clients on a single convolution, im2col:64x28x28x1:3x64/2 (the lowering,
-  the batch, the window, features, and the stride).
-Several devices share the clients, and each trains as many at once as --client_chunk=auto would
-choose there. Nothing is run, so the roofline of a round's local steps is an estimate: the longer of
-the time for their arithmetic at peak speed and the time for the bytes of their kernels at the
-memory's bandwidth. If the number of steps is known only at run time, the number of the client with
-the most steps counts.
+Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is a segment of one
+run, with its evaluation: presets joined by +, the algorithm after the colon; --programs=all is
+every algorithm at the size of its presets. Several devices share the clients, and each trains as
+many at once as fit into its memory. Nothing is run.
 """
 
 import dataclasses
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -34,9 +24,7 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.experimental import topologies
 from jax.sharding import (
     AxisType,
@@ -47,27 +35,25 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from benchmarks import frame, hlo, workloads
-from fedjax_inv import communication, local, models, platforms, program, rounds, schedules
-from fedjax_inv.algorithms import fedavg, fedipg
+from benchmarks import frame, hlo
+from fedjax_inv import communication, platforms, program
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import ClientShards, Layout, chunked, vmapped
-from fedjax_inv.models import lowerings
-from fedjax_inv.types import Array, Cohort, Examples, Federation, Tree
+from fedjax_inv.devices import Layout
+from fedjax_inv.types import Cohort, Federation, Tree
 from fedjax_inv_experiments.experiment import assemble, command_line
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.flags import command, names
+from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag
 from fedjax_inv_experiments.parts import machine
 
+_USABLE = 0.7  # the part of a device's memory that a program may take
+
 
 class Target(NamedTuple):
-    """A device, by its maker's data sheet."""
+    """A device."""
 
     platform: str  # "gpu" or "tpu"
     memory: float  # bytes of a device
-    bandwidth: float  # bytes a second
-    peak: float  # operations a second of float32 products at the default precision
     describe: Callable[[], Any]  # returns its topology for the compiler
 
 
@@ -100,18 +86,16 @@ def _tpu(kind: str, accelerator: str, shape: str) -> Any:
     return topologies.get_topology_desc(f"{kind}:{shape}", platform="tpu")
 
 
-# NVIDIA's data sheets (dense TF32 for products in float32) and Google Cloud's pages on TPUs (the
-# peak in bfloat16, in which products of float32 are computed by default).
 TARGETS = {
-    "a100": Target("gpu", 80e9, 2.04e12, 156e12, lambda: _gpu("A100", 108, 8, 80e9, 2.04e12)),
-    "h100": Target("gpu", 80e9, 3.35e12, 494e12, lambda: _gpu("H100", 132, 9, 80e9, 3.35e12)),
-    "h200": Target("gpu", 141e9, 4.8e12, 494e12, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
-    "v5e": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
-    "v5e-4": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
-    "v5e-8": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-8", "2x4")),
-    "v5e-256": Target("tpu", 16e9, 0.82e12, 197e12, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
-    "v6e": Target("tpu", 32e9, 1.64e12, 918e12, lambda: _tpu("v6e", "v6e-1", "1x1")),
-    "v5p": Target("tpu", 95e9, 2.77e12, 459e12, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
+    "a100": Target("gpu", 80e9, lambda: _gpu("A100", 108, 8, 80e9, 2.04e12)),
+    "h100": Target("gpu", 80e9, lambda: _gpu("H100", 132, 9, 80e9, 3.35e12)),
+    "h200": Target("gpu", 141e9, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
+    "v5e": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
+    "v5e-4": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
+    "v5e-8": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-8", "2x4")),
+    "v5e-256": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
+    "v6e": Target("tpu", 32e9, lambda: _tpu("v6e", "v6e-1", "1x1")),
+    "v5p": Target("tpu", 95e9, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
 }
 
 
@@ -129,47 +113,6 @@ class Work(NamedTuple):
 
     trace: Callable[[Mesh | None, int], Traced]  # from (devices, clients at once on each; 0: all)
     num_slots: int  # clients of a round
-    precision: str = "default"  # of products, for --precision=auto
-
-
-def of_workload(name: str) -> Work:
-    """Ten rounds of a workload."""
-    workload = workloads.WORKLOADS[name]
-    num_batches = -(-workload.num_examples // workload.batch_size)
-
-    def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        model = workloads.model_of(workload, "auto")
-        work = local.epochs(
-            optax.sgd(workload.learning_rate),
-            batch_size=workload.batch_size,
-            num_epochs=workload.num_epochs,
-            num_batches=num_batches,
-        )
-        algorithm = fedavg.fedavg(model, work)
-        axis = chunked(chunk) if chunk else vmapped()
-        layout = Layout(mesh, mesh is not None and workload.cohort == workload.num_clients)
-        axis = layout.axis(axis)
-
-        def advance(data: Examples, shards: ClientShards, state: Tree, cohort: Tree) -> Tree:
-            federation = Federation(data, *(leaf[0] for leaf in shards))
-            return rounds.run(algorithm, state, cohort, federation, axis=axis)
-
-        def start(data: Tree) -> Tree:
-            variables = model.init(jax.random.key(0), data.data.x[:1])
-            return rounds.init(algorithm, variables, data, jax.random.key(1))
-
-        noise = workloads.noise(workload)
-        state = jax.eval_shape(start, noise)
-        upload = sum(each.up for each in communication.traffic(algorithm, state, noise))
-        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 10)
-        examples, shards = noise.data, ClientShards(*(leaf[None] for leaf in noise[1:4]))
-        examples, shards = layout.place(examples, shards, shapes)
-        on_all = layout.over(advance, (PartitionSpec(), PartitionSpec()), PartitionSpec())
-        arguments = examples, shards, state, schedule
-        jitted = jax.jit(on_all, donate_argnums=2)
-        return Traced(jitted, arguments, workload.num_epochs * num_batches, upload)
-
-    return Work(trace, workload.cohort)
 
 
 def shapes(tree: Tree, where: Sharding) -> Tree:
@@ -243,118 +186,21 @@ def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
     return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
 
 
-_USABLE = 0.7  # the part of a device's memory that a program may take
-_RESNET = re.compile(r"resnet18_(64|224):(fedavg|fedipg)")
-_RESNET_CLIENTS, _RESNET_BATCH, _RESNET_BATCHES = 3, 32, 4
-
-
-def of_resnet(name: str) -> Work:
-    """Two rounds of a ResNet-18 whose norms are frozen, as in the presets of PACS and VLCS."""
-    match = _RESNET.fullmatch(name)
-    assert match
-    side, chosen = int(match.group(1)), match.group(2)
-
-    def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        if mesh is not None:
-            raise UsageError(f"--programs={name}", ..., "must be for one device")
-        model = models.resnet18(7, image_size=side, norm="frozen")
-        optimizer = optax.sgd(0.0025, momentum=0.9)
-        work = local.epochs(optimizer, batch_size=_RESNET_BATCH, num_batches=_RESNET_BATCHES)
-        algorithm = (
-            fedavg.fedavg(model, work)
-            if chosen == "fedavg"
-            else fedipg.fedipg(model, work, penalty=1e-3)
-        )
-        axis = chunked(chunk) if chunk else vmapped()
-
-        def advance(data: Federation, state: Tree, cohort: Cohort) -> Tree:
-            return rounds.run(algorithm, state, cohort, data, axis=axis)
-
-        def start(data: Federation) -> Tree:
-            variables = model.init(jax.random.key(0), data.data.x[:1])
-            return rounds.init(algorithm, variables, data, jax.random.key(1))
-
-        count = _RESNET_CLIENTS * _RESNET_BATCH * _RESNET_BATCHES
-        x = jax.ShapeDtypeStruct((count, side, side, 3), jnp.uint8)
-        y: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
-        who: Any = jax.ShapeDtypeStruct((_RESNET_CLIENTS,), jnp.int32)
-        data = Federation(Examples(x, y), y, who, who)
-        state = jax.eval_shape(start, data)
-        upload = sum(each.up for each in communication.traffic(algorithm, state, data))
-        schedule = schedules.sampled(jax.random.key(2), _RESNET_CLIENTS, _RESNET_CLIENTS, 2)
-        jitted = jax.jit(advance, donate_argnums=1)
-        return Traced(jitted, (data, state, schedule), _RESNET_BATCHES, upload)
-
-    return Work(trace, _RESNET_CLIENTS, names.facts(chosen).precision)
-
-
-_LAYER = re.compile(r"(\w+):(\d+)x(\d+)x(\d+)x(\d+):(\d+)x(\d+)/(\d+)")
-_LAYER_CLIENTS, _LAYER_STEPS = 12, 10
-_COLOURS = 3  # the most channels of images; images need no gradient
-
-
-def of_layer(name: str) -> Work:
-    """Gradient descent on the mean square of a convolution's outputs.
-
-    It descends along the kernel, and along the inputs unless they are images.
-    """
-    match = _LAYER.fullmatch(name)
-    assert match
-    batch, height, width, channels, window, features, stride = map(int, match.groups()[1:])
-    conv = lowerings.lowering(match.group(1))
-    half = window // 2
-
-    def risk(x: Array, kernel: Array) -> Array:
-        outputs = conv(
-            x,
-            kernel,
-            (stride, stride),
-            ((half, half), (half, half)),
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
-        return jnp.square(outputs).mean()
-
-    def step(x: Array, kernel: Array) -> tuple[Array, Array]:
-        if channels <= _COLOURS:
-            return x, kernel - jax.grad(risk, 1)(x, kernel)
-        return jax.tree.map(jnp.subtract, (x, kernel), jax.grad(risk, (0, 1))(x, kernel))
-
-    def run(x: Array, kernel: Array) -> tuple[Array, Array]:
-        with jax.named_scope("local_steps"):
-            return jax.lax.fori_loop(
-                0, _LAYER_STEPS, lambda _, both: jax.vmap(step)(*both), (x, kernel)
-            )
-
-    def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        if mesh is not None or chunk:
-            allowed = "must be for one device, and fit into its memory"
-            raise UsageError(f"--programs={name}", ..., allowed)
-        shapes = (batch, height, width, channels), (window, window, channels, features)
-        arguments = [jax.ShapeDtypeStruct((_LAYER_CLIENTS, *s), jnp.float32) for s in shapes]
-        return Traced(jax.jit(run, donate_argnums=(0, 1)), tuple(arguments), _LAYER_STEPS, 0)
-
-    return Work(trace, _LAYER_CLIENTS)
-
-
 class Compiled(NamedTuple):
     """A program compiled for a target."""
 
     program: jax.stages.Compiled
     traced: Traced
-    before: hlo.Program  # before XLA's passes
     devices: int
     at_once: int  # clients of each device
     share: int  # clients of a round that a device trains in all
     seconds: float  # for compiling
 
 
-def compiled_for(
-    target: Target, work: Work, *, precision: str = "auto", at_once: int = 0
-) -> Compiled:
+def compiled_for(target: Target, work: Work, at_once: int = 0) -> Compiled:
     """Compiles a program.
 
-    precision: one of `platforms.PRECISIONS`, or auto for the one that the program needs.
-    at_once: the clients that train at once on a device; 0: all, halved until they fit into memory.
+    at_once: the clients that train at once on a device; 0: as many as fit.
     """
     described = target.describe()
     count = len(described.devices)
@@ -376,101 +222,59 @@ def compiled_for(
         with platforms.traced_for(target.platform):
             traced = work.trace(mesh, 0 if at_once == share else at_once)
             began = time.perf_counter()
-            with platforms.products_at(work.precision if precision == "auto" else precision):
-                known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
+            known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
             platform = "cuda" if target.platform == "gpu" else "tpu"
-            lowered = known.lower(lowering_platforms=(platform,))
-            compiled = lowered.compile()
+            compiled = known.lower(lowering_platforms=(platform,)).compile()
         seconds = time.perf_counter() - began
-        before = hlo.Program(lowered.as_text("hlo", debug_info=True), {"local_steps": traced.steps})
-        return Compiled(compiled, traced, before, count, at_once, share, seconds)
+        return Compiled(compiled, traced, count, at_once, share, seconds)
 
-    def fits(at_once: int) -> bool:
-        try:
-            return _needed_bytes(of(at_once).program) <= _USABLE * target.memory
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            return False  # a TPU's compiler refuses what its device cannot hold
-
-    if at_once:
-        return of(at_once)
-    most = share
-    while most > 1 and not fits(most):
-        most = -(-most // 2)
-    return of(most)
+    chosen = at_once or share
+    while not at_once and chosen > 1 and needed(of(chosen).program) > _USABLE * target.memory:
+        chosen = -(-chosen // 2)
+    return of(chosen)
 
 
-def _needed_bytes(program: jax.stages.Compiled) -> int:
-    """The memory that a compiled program needs, with its arguments and results."""
-    memory: Any = program.memory_analysis()
-    of_results = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return memory.argument_size_in_bytes + memory.temp_size_in_bytes + of_results
+def needed(compiled: jax.stages.Compiled) -> int:
+    """Bytes of a device's memory that a program takes."""
+    size: Any = compiled.memory_analysis()
+    own = size.argument_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes
+    return own + size.temp_size_in_bytes + size.generated_code_size_in_bytes
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     """The row of a compiled program."""
     traced = compiled.traced
-    read = hlo.Program(compiled.program.as_text() or "", {"local_steps": traced.steps})
-    memory: Any = compiled.program.memory_analysis()
+    read = hlo.Program(compiled.program.as_text() or "")
     turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
     in_round = read.launches(turn.body) if turn else []
     # A single step has no loop.
     in_step = (
         read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
     )
-
-    def count(loop: hlo.Loop | None, *opcodes: str) -> int:
-        return len(read.of(loop.body, *opcodes)) if loop else 0
-
-    crossing = hlo.collectives(read)
-    of_round = hlo.collectives(read, turn.body) if turn else []
-    before = compiled.before.named("rounds")
-    flops = hlo.flops(compiled.before, before.body if before else "", "local_steps")
-    moved = hlo.bytes_moved(read, turn.body if turn else "", "local_steps")
+    of_round = read.of(turn.body, *hlo.COLLECTIVES) if turn else []
     return {
         "devices": compiled.devices,
         "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
         "of clients": compiled.share,
         "seconds": compiled.seconds,
-        "arguments MB": memory.argument_size_in_bytes / 1e6,
-        "temporaries MB": memory.temp_size_in_bytes / 1e6,
-        "of memory %": 100 * _needed_bytes(compiled.program) / target.memory,
+        "of memory %": 100 * needed(compiled.program) / target.memory,
         "kernels a step": len(in_step),
         "around it": len(in_round) - len(in_step) if turn else 0,
         "steps": step.turns if step and step.turns is not None else traced.steps,
         "steps known": not step or step.turns is not None,
         "loops": len(loops),
         "of unknown length": sum(loop.turns is None for loop in loops),
-        "of them in a step": sum(loop.turns is None for loop in read.loops(step.body))
-        if step
-        else 0,
-        "grouped convolutions": len(hlo.grouped_convolutions(read)),
+        "grouped convolutions": sum(one.is_grouped for one in read.everything()),
         "sorts": len(read.of("", "sort")),
-        "scatters of a step": count(step, "scatter"),
-        "scatters of a round": count(turn, "scatter"),
-        "gathers of a step": count(step, "gather"),
-        "host transfers": len(hlo.host_transfers(read)),
-        "all-gathers": sum("all-gather" in one.opcode for one in crossing),
+        "scatters of a step": len(read.of(step.body, "scatter")) if step else 0,
+        "host transfers": len(read.of("", *hlo.HOST)),
+        "all-gathers": sum("all-gather" in one.opcode for one in read.everything()),
         "collectives": len(of_round),
         "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
         "upload MB": traced.upload / 1e6,
         # By the compiler's own estimate, which a TPU's writes beside each kernel, in one step.
-        "megacycles a step": sum(map(hlo.cycles, in_step)) / 1e6,
-        "GFLOP": flops / 1e9,
-        "GB moved": moved / 1e9,
-        "roofline ms": 1e3 * max(flops / target.peak, moved / target.bandwidth),
-        "all loops": [(loop.scope, loop.turns) for loop in loops],
-        "all collectives": [(one.scope, one.shape) for one in of_round],
+        "megacycles a step": sum(one.cycles for one in in_step) / 1e6,
     }
-
-
-def _of(name: str, precision: str) -> Work:
-    if name in workloads.WORKLOADS:
-        return of_workload(name)
-    if _RESNET.fullmatch(name):
-        return of_resnet(name)
-    return of_layer(name) if _LAYER.fullmatch(name) else of_presets(name, precision)
 
 
 def measure(options: "Options") -> list[dict[str, Any]]:
@@ -480,16 +284,14 @@ def measure(options: "Options") -> list[dict[str, Any]]:
     rows = []
     for name in programs:
         try:
-            work = _of(name, options.precision)
+            work = of_presets(name, options.precision)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
         for target in targets:
             row: dict[str, Any] = {"program": name, "target": target}
             try:
-                compiled = compiled_for(
-                    TARGETS[target], work, precision=options.precision, at_once=options.at_once
-                )
+                compiled = compiled_for(TARGETS[target], work, options.at_once)
             except Exception as error:  # compilers raise many kinds
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 rows.append(row | {"compiles": f"no: {reason[:150]}"})
@@ -499,7 +301,6 @@ def measure(options: "Options") -> list[dict[str, Any]]:
                 place = Path(texts).expanduser()
                 place.mkdir(parents=True, exist_ok=True)
                 (place / f"{name}_{target}.txt").write_text(compiled.program.as_text() or "")
-            print({key: value for key, value in rows[-1].items() if value}, flush=True)
     return rows
 
 
@@ -508,9 +309,7 @@ class Options:
     """The flags of this benchmark."""
 
     targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
-    programs: tuple[str, ...] = flag(
-        ("a", "b", "c"), "Workloads (a, b, c), presets or convolutions; or all."
-    )
+    programs: tuple[str, ...] = flag(EVERY[:2], "Presets with an algorithm; or all.", kind=str)
     precision: str = flag("auto", "As in train and sweep.", choices=("auto", *platforms.PRECISIONS))
     at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.", at_least(0))
     effort: str = flag(
@@ -519,7 +318,6 @@ class Options:
         "programs that are slower.",
         choices=("default", "O1"),
     )
-    json: str = flag("", "A file for all figures.")
     texts: str = flag("", "A folder for the compiled programs' texts.")
 
 
@@ -527,7 +325,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
     if options.effort != "default":
         jax.config.update("jax_optimization_level", options.effort)
     rows = measure(options)
-    yield frame.Table("Programs that were compiled, not run; the roofline is an estimate", rows)
+    yield frame.Table("Programs that were compiled, not run", rows)
 
 
 BINARY = frame.binary(tables, Options, __doc__)

@@ -27,7 +27,6 @@ import jax
 import numpy as np
 
 from benchmarks import frame, workloads
-from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import POSITIVE, at_least, flag
@@ -46,18 +45,11 @@ class Options:
     rounds: int = flag(5, "Timed rounds of each.", at_least(1))
     warmup: int = flag(2, "Rounds before them, not timed.", at_least(1))
     threads: int = flag(0, "CPU cores for each; 0: all.", at_least(0))
-    devices: int = flag(
-        1, "Devices that share our clients; a CPU makes as many as asked.", at_least(1)
-    )
     device: str = flag("auto", "auto: the one that JAX finds.", choices=("auto", "cpu", "cuda"))
-    ours: str = flag(
-        "auto",
-        "Settings of ours: auto, as train and sweep choose, or clients at once and lowering of "
-        "convolutions, as 5/im2col or all/lax. client_axis.py compares them.",
+    at_once: int | None = flag(
+        None, "Clients that ours trains at once, 0: all; default: as train does.", at_least(0)
     )
-    shrink: int = flag(1, "Divides the clients, to try things out.", at_least(1))
     timeout: float = flag(600.0, "Seconds that a peer may take to start, or for a round.", POSITIVE)
-    json: str = flag("", "File for the figures.")
 
 
 class PeerError(Exception):
@@ -160,12 +152,12 @@ def row_of(
     try:
         command_line = words(options, name, workload, threads)
         with started(command_line, threads, options.timeout) as peer:
-            row["versions"] = peer.versions
+            row["version"] = peer.versions.get(name, peer.versions["torch"])
             if peer.num_parameters != engine.num_parameters:
                 raise PeerError(
                     f"{peer.num_parameters} parameters, must be {engine.num_parameters}"
                 )
-            parties: dict[str, workloads.Party] = {name: peer, "ours": engine}
+            parties = {name: peer.round, "ours": engine.round}
             seconds = workloads.in_turns(
                 parties, options.warmup, options.rounds, workload.client_steps
             )
@@ -177,67 +169,33 @@ def row_of(
         | workloads.figures(theirs, workload.client_steps, "peer ")
         | workloads.figures(ours, workload.client_steps, "ours ")
         | ratio_of(theirs, ours)
-        | {"load": os.getloadavg()[0], "seconds": {"peer": theirs, "ours": ours}}
     )
-
-
-def parse(text: str) -> workloads.Choice:
-    """A choice of --ours."""
-    chunk, slash, conv = text.partition("/")
-    if not slash or not (chunk == "all" or chunk.isdecimal()) or conv not in models.LOWERINGS:
-        allowed = "must be auto, or clients at once and lowering, as 5/im2col"
-        raise UsageError(f"--ours={text}", ..., allowed)
-    return workloads.Choice(0 if chunk == "all" else int(chunk), conv)
 
 
 def pin(options: Options) -> int:
     """Limits this process and its children to --threads cores, and returns their number."""
-    allowed = sorted(os.sched_getaffinity(0))
-    if options.threads > len(allowed):
-        most = f"must be at most {len(allowed)}, the cores of this machine"
-        raise UsageError(f"--threads={options.threads}", ..., most)
-    os.sched_setaffinity(0, allowed[: options.threads or len(allowed)])
+    allowed = sorted(os.sched_getaffinity(0))[: options.threads or None]
+    os.sched_setaffinity(0, allowed)
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", options.devices)
     # Leaves memory on a GPU for the peers.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    return options.threads or len(allowed)
+    return len(allowed)
 
 
-def run(options: Options) -> str:
-    fixed = None if options.ours == "auto" else parse(options.ours)
-    frame.fresh()
+def tables(options: Options) -> Iterator[frame.Table]:
     threads = pin(options)  # before JAX starts
     if options.device == "cuda" and jax.default_backend() != "gpu":
         raise UsageError("--device=cuda", ..., "must be auto or cpu: JAX finds no GPU")
-    settings = {
-        **frame.machine(),
-        "threads": threads,
-        "devices": options.devices,
-        "rounds": options.rounds,
-        "shrink": options.shrink,
-        "data": "noise of the workloads' shapes",
-        "load before": os.getloadavg()[0],
-    }
-    report: dict[str, Any] = {"run": settings, "peers": []}
-    print(", ".join(f"{k}: {v}" for k, v in settings.items()))
     for name in options.workloads:
-        workload = workloads.shrunk(workloads.WORKLOADS[name], options.shrink)
-        data = workloads.noise(workload)
-        layout = workloads.layout_of(workload, options.devices)
-        chosen = fixed or workloads.auto(workload)
-        engine = workloads.Engine(workload, chosen, data, layout)
-        rows = []
-        for peer in options.peers:
-            rows.append(row_of(options, peer, workload, engine, threads))
-            report["peers"].append({"workload": name, "choice": chosen.label} | rows[-1])
-            frame.save(options.json, report)
-        frame.show(frame.Table(f"({name}) {workload.title}; ours is {chosen.label}", rows))
-    return ""
+        workload = workloads.WORKLOADS[name]
+        engine = workloads.Engine(workload, workloads.noise(workload), options.at_once)
+        rows = [row_of(options, peer, workload, engine, threads) for peer in options.peers]
+        device = jax.devices()[0].device_kind
+        yield frame.Table(f"({name}) {workload.title}; {device}, {threads} threads", rows)
 
 
-BINARY = command.of(run, Options, __doc__)
+BINARY = frame.binary(tables, Options, __doc__)
 
 if __name__ == "__main__":
     command.main(BINARY)

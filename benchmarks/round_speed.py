@@ -8,7 +8,6 @@ speed of a large float32 matrix product in the same process.
 
 import dataclasses
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,7 +26,6 @@ class Options:
 
     workloads: tuple[str, ...] = workloads.workloads_flag()
     rounds: int = flag(5, "Timed rounds.", at_least(1))
-    json: str = flag("", "File for the figures.")
 
 
 def step_flops(workload: workloads.Workload) -> float:
@@ -45,8 +43,7 @@ def peak_flops(size: int = 2048) -> float:
     """The floating-point operations per second in the fastest of five float32 products."""
     a = jax.random.normal(jax.random.key(0), (size, size))
     product = jax.jit(lambda a: a @ a)
-    (times,) = frame.in_turns({"": partial(frame.timed, lambda: product(a))}, 5).values()
-    return 2 * size**3 / min(each.wall for each in times)
+    return 2 * size**3 / min(frame.timed_in_turns({"": lambda: product(a)}, 5)[""])
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
@@ -54,23 +51,17 @@ def tables(options: Options) -> Iterator[frame.Table]:
     rows: list[dict[str, Any]] = []
     for name in options.workloads:
         workload = workloads.WORKLOADS[name]
-        data = workloads.noise(workload)
-        choice = workloads.auto(workload)
-        engine = workloads.Engine(workload, choice, data)
-        seconds = workloads.in_turns({"": engine}, 1, options.rounds, workload.client_steps)[""]
-        flops = step_flops(workload) * workload.client_steps
+        engine = workloads.Engine(workload, workloads.noise(workload))
+        parties = {"": engine.round}
+        seconds = workloads.in_turns(parties, 1, options.rounds, workload.client_steps)[""]
+        speed = step_flops(workload) * workload.client_steps / frame.median(seconds)
         rows.append(
-            {"workload": name, "clients at once/conv": choice.label}
+            {"workload": name}
             | workloads.figures(seconds, workload.client_steps)
-            | {
-                "rounds/s": len(seconds) / sum(seconds),
-                "GFLOP/s": flops / frame.median(seconds) / 1e9,
-                "of matmul peak": flops / frame.median(seconds) / peak,
-            }
+            | {"GFLOP/s": speed / 1e9, "of matmul peak": speed / peak}
         )
-    yield frame.Table(
-        f"FedAvg, {jax.devices()[0].device_kind}, peak {peak / 1e9:.0f} GFLOP/s", rows
-    )
+    device = jax.devices()[0].device_kind
+    yield frame.Table(f"FedAvg, {device}, peak {peak / 1e9:.0f} GFLOP/s", rows)
 
 
 BINARY = frame.binary(tables, Options, __doc__)

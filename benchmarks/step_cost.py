@@ -7,8 +7,7 @@ The algorithms take turns, so that a machine whose speed drifts is fair to all; 
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,28 +37,12 @@ class Options:
     algorithms: tuple[str, ...] = flag(
         (), "Algorithms to compare with fedavg; default: all.", kind=str
     )
-    json: str = flag("", "File for the figures.")
 
 
-class Timed(NamedTuple):
-    """A compiled call, and its number of steps."""
-
-    call: Callable[[], Any]
-    num_steps: int
-
-
-def client_of(
-    options: Options,
-    name: str,
-    arguments: dict[str, Any],
-    work: Any,
-    network: Any,
-    measures: bool = False,
-) -> Timed:
-    """One client's local training on MNIST-shaped noise, a step at a time.
-
-    measures: whether to time an exit strategy's measurement of the client instead of training.
-    """
+def training_of(
+    options: Options, name: str, arguments: dict[str, Any], work: Any, network: Any
+) -> Callable[[], Any]:
+    """One client's local training on MNIST-shaped noise, a step at a time."""
     num_examples = _NUM_BATCHES * options.batch_size
     generator = np.random.default_rng(0)
     data = federation.examples(
@@ -83,13 +66,12 @@ def client_of(
 
     visits = [(exchange.client, visit_of(exchange)) for exchange in algorithm.exchanges]
     # An exchange that trains reports its loss.
-    trains = ["loss" in jax.eval_shape(client, visit).metrics for client, visit in visits]
-    chosen = [pair for pair, does in zip(visits, trains, strict=True) if does != measures]
-    calls = [(jax.jit(client), visit) for client, visit in chosen]
-    return Timed(
-        lambda: [client(visit) for client, visit in calls],
-        _NUM_BATCHES if measures else options.num_steps,
-    )
+    calls = [
+        (jax.jit(client), visit)
+        for client, visit in visits
+        if "loss" in jax.eval_shape(client, visit).metrics
+    ]
+    return lambda: [client(visit) for client, visit in calls]
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
@@ -112,19 +94,14 @@ def tables(options: Options) -> Iterator[frame.Table]:
     if options.algorithms:
         wanted = ("fedavg", *options.algorithms)
         variants = {label: each for label, each in variants.items() if each[0] in wanted}
-    clients = {
+    calls = {
         # A player of FL Games owns the whole network.
-        label: client_of(options, name, arguments, work, whole if name == "fl_games" else network)
+        label: training_of(options, name, arguments, work, whole if name == "fl_games" else network)
         for label, (name, arguments) in variants.items()
     }
-    if "exit_strategy" in variants:
-        clients["exit_strategy, a gradient and what it measures"] = client_of(
-            options, "exit_strategy", {}, work, network, measures=True
-        )
-    calls = {label: partial(frame.timed, client.call) for label, client in clients.items()}
     seconds = {
-        label: [each.wall / clients[label].num_steps for each in times]
-        for label, times in frame.in_turns(calls, options.repeats).items()
+        label: [each / options.num_steps for each in times]
+        for label, times in frame.timed_in_turns(calls, options.repeats).items()
     }
     base = frame.median(seconds["fedavg"])
     rows = [

@@ -52,7 +52,6 @@ class Options:
     batch_size: int = flag(10, "Examples per step.", at_least(1))
     every: int = flag(2, "Rounds of a segment.", at_least(1))
     segments: int = flag(4, "Timed segments.", at_least(1))
-    json: str = flag("", "File for the figures.")
 
 
 def made(folder: Path, num_clients: int, side: int) -> tuple[np.ndarray, np.ndarray]:

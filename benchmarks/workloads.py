@@ -1,25 +1,21 @@
-"""The workloads that benchmarks share, our engine on them, and the timing of rounds."""
+"""The workloads that benchmarks share, and our engine on them."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks import frame, lowerings
-from fedjax_inv import devices, local, models, rounds, schedules
+from benchmarks import frame
+from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
-from fedjax_inv.devices import Layout, chunked, over
-from fedjax_inv.types import Cohort, Federation, Model
-from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv.devices import chunked
+from fedjax_inv.models import lowerings
+from fedjax_inv.types import Array, Cohort, Federation, Model
 from fedjax_inv_experiments.flags.flag import flag
-from fedjax_inv_experiments.parts import machine as machines
 
 
 class Workload(NamedTuple):
@@ -62,48 +58,39 @@ def workloads_flag() -> Any:
     return flag(tuple(WORKLOADS), "Workloads of workloads.py.", choices=WORKLOADS)
 
 
-def shrunk(workload: Workload, divisor: int) -> Workload:
-    """Fewer clients, otherwise the same."""
-    return workload._replace(
-        num_clients=max(1, workload.num_clients // divisor),
-        cohort=max(1, workload.cohort // divisor),
-    )
+class _PflCifar(nn.Module):
+    """The CIFAR-10 network of pfl's benchmarks."""
+
+    conv: lowerings.Conv
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        for features in (32, 64):
+            conv = nn.Conv(features, (3, 3), padding="VALID", conv_general_dilated=self.conv)
+            x = nn.relu(conv(x))
+        x = lowerings.max_pool(x, 2).reshape(x.shape[0], -1)
+        return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
 
 
-class Choice(NamedTuple):
-    """Settings of our engine."""
+class _LeNet(nn.Module):
+    """The MNIST network of McMahan et al. 2017."""
 
-    chunk: int  # clients at once, 0: all
-    conv: str  # one of models.LOWERINGS
+    conv: lowerings.Conv
 
-    @property
-    def label(self) -> str:
-        """The choice as text."""
-        return f"{self.chunk or 'all'}/{self.conv}"
-
-
-class Round(NamedTuple):
-    """A timed round."""
-
-    seconds: float
-    client_steps: int
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        for features in (32, 64):
+            conv = nn.Conv(features, (5, 5), conv_general_dilated=self.conv)
+            x = lowerings.max_pool(nn.relu(conv(x)), 2)
+        return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
 
 
-class Party(Protocol):
-    """A simulator that runs rounds of a workload."""
-
-    def round(self) -> Round: ...
-
-
-class WrongWork(Exception):
-    """A party that runs a wrong number of local steps."""
-
-
-def model_of(workload: Workload, conv: str) -> Model:
-    """The network of a workload."""
+def model_of(workload: Workload, conv: str = "auto") -> Model:
+    """The network of a workload, with one of models.LOWERINGS for its convolutions."""
     if workload.network == "mlp":
         return models.mlp(10)
-    return lowerings.NETWORKS[workload.network].model(conv)
+    module = {"pfl_cifar": _PflCifar, "lenet": _LeNet}[workload.network]
+    return models.from_blocks([module(lowerings.lowering(conv))], 0)
 
 
 def noise(workload: Workload) -> Federation:
@@ -116,103 +103,75 @@ def noise(workload: Workload) -> Federation:
     return federation.of_parts(federation.examples(x, y), parts)
 
 
-class Engine:
-    """Our engine on a workload; the devices of a layout share the clients."""
+class Round(NamedTuple):
+    """A timed round."""
 
-    def __init__(
-        self, workload: Workload, choice: Choice, data: Federation, layout: Layout | None = None
-    ) -> None:
-        self._setting = workload
-        model = model_of(workload, choice.conv)
+    seconds: float
+    client_steps: int
+
+
+class WrongWork(Exception):
+    """A party that runs a wrong number of local steps."""
+
+
+class Engine:
+    """Our engine on a workload.
+
+    at_once: the clients that train at once; None: as `train` does, one on CPUs and all elsewhere.
+    """
+
+    def __init__(self, workload: Workload, data: Federation, at_once: int | None = None) -> None:
+        self._setting, self._data, self._num_rounds = workload, data, 0
+        model = model_of(workload)
         work = local.epochs(
             optax.sgd(workload.learning_rate),
             batch_size=workload.batch_size,
             num_epochs=workload.num_epochs,
         )
         algorithm = fedavg.fedavg(model, work)
-        layout = (layout or Layout())._replace(own=False)
-        axis, mesh = layout.axis(chunked(choice.chunk or workload.cohort)), layout.mesh
+        if at_once is None:
+            at_once = 1 if jax.default_backend() == "cpu" else workload.cohort
+        axis = chunked(at_once or workload.cohort)
 
-        def advance(
-            state: rounds.State, cohort: Cohort, data: Federation
-        ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
+        def advance(state: rounds.State, cohort: Cohort, data: Federation) -> Any:
             return rounds.run(algorithm, state, cohort, data, axis=axis)
 
-        on_all = advance if mesh is None else over(mesh, advance)
-        options = devices.compiler_options() if layout.lanes else None
-        self._advance = jax.jit(on_all, donate_argnums=0, compiler_options=options)
+        self._advance = jax.jit(advance, donate_argnums=0)
         variables = model.init(jax.random.key(0), data.data.x[:1])
         self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
-        state = rounds.init(algorithm, variables, data, jax.random.key(1))
-        schedule = schedules.sampled(jax.random.key(2), workload.num_clients, workload.cohort, 100)
-        if mesh is not None:
-            whole = NamedSharding(mesh, PartitionSpec())
-            state, schedule, data = jax.device_put((state, schedule, data), whole)
-        self._state, self._schedule, self._data = state, schedule, data
-        self._num_rounds = 0
+        self._state = rounds.init(algorithm, variables, data, jax.random.key(1))
+        self._schedule = schedules.sampled(
+            jax.random.key(2), workload.num_clients, workload.cohort, 100
+        )
 
     def round(self) -> Round:
         """Runs one more round; the first one compiles."""
         now = self._num_rounds % self._schedule.who.shape[0]
         cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self._schedule))
-        began = time.perf_counter()
-        self._state, (report,) = jax.block_until_ready(
-            self._advance(self._state, cohort, self._data)
-        )
-        seconds = time.perf_counter() - began
+        reports: list[rounds.Report] = []
+
+        def advance() -> rounds.State:
+            self._state, (report,) = self._advance(self._state, cohort, self._data)
+            reports.append(report)
+            return self._state
+
+        seconds = frame.seconds(advance)
         self._num_rounds += 1
-        batches = -(-np.asarray(report.size * report.present) // self._setting.batch_size)
+        sizes = np.asarray(reports[0].size * reports[0].present)
+        batches = -(-sizes // self._setting.batch_size)
         return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
 
 
-def config_of(workload: Workload, num_devices: int) -> Config:
-    """The workload as flags of train and sweep."""
-    return config.of(
-        run_chunk="1",
-        devices=str(num_devices),
-        clients=workload.num_clients,
-        cohort=workload.cohort,
-        batch_size=workload.batch_size,
-        local_epochs=workload.num_epochs,
-    )
-
-
-def layout_of(workload: Workload, num_devices: int) -> Layout:
-    """The layout of train and sweep on some devices, which share the clients."""
-    flags = config_of(workload, num_devices)
-    num_examples = workload.num_clients * workload.num_examples
-    data = 4 * num_examples * (int(np.prod(workload.shape)) + 1)
-    x = jax.ShapeDtypeStruct((1, *workload.shape), jnp.float32)
-    model = model_of(workload, "auto")
-    network = jax.eval_shape(model.init, jax.eval_shape(lambda: jax.random.key(0)), x)
-    num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(network))
-    load = machines.Load(1, workload.num_clients, workload.cohort, data, num_bytes)
-    return machines.layout(flags.run, load)
-
-
-def auto(workload: Workload) -> Choice:
-    """The choice that train and sweep make."""
-    chunk = machines.at_once("auto")
-    return Choice(0 if chunk >= workload.cohort else chunk, "auto")
-
-
 def in_turns(
-    parties: Mapping[str, Party], warmup: int, num_rounds: int, client_steps: int
+    parties: Mapping[str, Callable[[], Round]], warmup: int, num_rounds: int, client_steps: int
 ) -> dict[str, list[float]]:
     """The seconds of each party's rounds after the warm-up; the parties take turns."""
-
-    def turn_of(name: str) -> Callable[[], float]:
-        def turn() -> float:
-            timed = parties[name].round()
-            if timed.client_steps != client_steps:
-                raise WrongWork(
-                    f"{name}: {timed.client_steps} local steps a round, must be {client_steps}"
-                )
-            return timed.seconds
-
-        return turn
-
-    return frame.in_turns({name: turn_of(name) for name in parties}, num_rounds, warmup)
+    found = frame.in_turns(parties, num_rounds, warmup)
+    for name, each in found.items():
+        steps = {one.client_steps for one in each}
+        if steps != {client_steps}:
+            raise WrongWork(f"{name}: {steps} local steps a round, must be {client_steps}")
+    return {name: [one.seconds for one in each] for name, each in found.items()}
 
 
 def figures(seconds: Sequence[float], client_steps: int, who: str = "") -> dict[str, Any]:
