@@ -251,7 +251,7 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     in_step = (
         read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
     )
-    of_round = read.of(turn.body, *hlo.COLLECTIVES) if turn else []
+    of_round = hlo.collectives(read, turn.body) if turn else []
     return {
         "devices": compiled.devices,
         "at once": compiled.at_once if compiled.at_once < compiled.share else "all",

@@ -14,7 +14,7 @@ _FREE = {
     *("partition-id", "replica-id", "opt-barrier", "async-update"),
 }
 _NESTED = ("while", "conditional", "call")  # their computations are counted
-COLLECTIVES = (
+_COLLECTIVES = (
     *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"),
     *("all-reduce-start", "all-gather-start", "collective-permute-start"),
 )
@@ -131,7 +131,7 @@ class Program:
         }
         last = self.computations[name][-1]
         if last.opcode == "compare" and "direction=LT" in last.text:
-            return constants.get(last.text.partition(")")[0].rpartition("%")[2])
+            return constants.get(last.text.partition(")")[0].split(",")[-1].strip().lstrip("%"))
         return None
 
     def launches(self, computation: str) -> list[Instruction]:
@@ -160,3 +160,8 @@ class Program:
     def named(self, scope: str) -> Loop | None:
         """The outermost loop of a scope, None without one."""
         return next((loop for loop in self.loops() if scope in loop.scope), None)
+
+
+def collectives(program: Program, computation: str = "") -> list[Instruction]:
+    """The collectives of a computation, by default of the whole program."""
+    return program.of(computation, *_COLLECTIVES)
