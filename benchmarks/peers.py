@@ -46,8 +46,8 @@ class Options:
     warmup: int = flag(2, "Rounds before them, not timed.", at_least(1))
     threads: int = flag(0, "CPU cores for each; 0: all.", at_least(0))
     device: str = flag("auto", "auto: the one that JAX finds.", choices=("auto", "cpu", "cuda"))
-    at_once: int | None = flag(
-        None, "Clients that ours trains at once, 0: all; default: as train does.", at_least(0)
+    at_once: int = flag(
+        -1, "Clients that ours trains at once; 0: all; -1: as train does.", at_least(-1)
     )
     timeout: float = flag(600.0, "Seconds that a peer may take to start, or for a round.", POSITIVE)
 

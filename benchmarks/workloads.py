@@ -117,10 +117,10 @@ class WrongWork(Exception):
 class Engine:
     """Our engine on a workload.
 
-    at_once: the clients that train at once; None: as `train` does, one on CPUs and all elsewhere.
+    at_once: clients that train at once; 0: all; -1: as `train` does, one on CPUs, all elsewhere.
     """
 
-    def __init__(self, workload: Workload, data: Federation, at_once: int | None = None) -> None:
+    def __init__(self, workload: Workload, data: Federation, at_once: int = -1) -> None:
         self._setting, self._data, self._num_rounds = workload, data, 0
         model = model_of(workload)
         work = local.epochs(
@@ -129,8 +129,8 @@ class Engine:
             num_epochs=workload.num_epochs,
         )
         algorithm = fedavg.fedavg(model, work)
-        if at_once is None:
-            at_once = 1 if jax.default_backend() == "cpu" else workload.cohort
+        if at_once < 0:
+            at_once = 1 if jax.default_backend() == "cpu" else 0
         axis = chunked(at_once or workload.cohort)
 
         def advance(state: rounds.State, cohort: Cohort, data: Federation) -> Any:
