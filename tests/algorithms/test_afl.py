@@ -1,15 +1,12 @@
 """Agnostic federated learning against descent and ascent in NumPy, in float64."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import scipy.optimize
 
 import linear_networks as linear
-from fedjax_inv.algorithms import afl, fedavg
+from fedjax_inv.algorithms import afl
 
 STEP = 0.2
 
@@ -84,29 +81,3 @@ def test_rounding_gives_no_client_a_weight() -> None:
         q = ascend(q, jnp.asarray(above, jnp.float32), 0.1)
         assert not q[:2].any()
         np.testing.assert_allclose(q.sum(), 1, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_without_a_step_it_is_uniform_fedavg() -> None:
-    with jax.enable_x64(True):
-        held = linear.held()
-        ends = [
-            linear.run(algorithm, held)[-1]
-            for algorithm in (
-                afl.afl(linear.MODEL, linear.work(), step_size=0.0),
-                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
-            )
-        ]
-        linear.assert_weights(ends[0], linear.weights_of(ends[1]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
-        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        afl.afl(linear.MODEL, linear.work(), **arguments)

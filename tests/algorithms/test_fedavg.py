@@ -140,11 +140,6 @@ def test_predicts_with_the_global_network() -> None:
     assert_close(algorithm.predict(server, (), x), models.predict(MODEL, server.variables, x))
 
 
-def test_an_unknown_weighting_is_refused() -> None:
-    with pytest.raises(ValueError, match="weighting='sizes': must be one of size, uniform"):
-        fedavg(MODEL, work(), weighting="sizes")
-
-
 def test_statistics_are_averaged_like_parameters() -> None:
     model = federations.normed()
     variables = federations.initial(model, jax.random.key(0))

@@ -12,11 +12,10 @@ import pytest
 
 import federations
 import slow
-from fedjax_inv import averages, communication, devices, local, models, platforms, rounds
+from fedjax_inv import communication, devices, local, platforms, rounds
 from fedjax_inv.algorithms import fedavg, fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import (
     Algorithm,
@@ -49,7 +48,7 @@ def rows_of_scores() -> np.ndarray:
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("top_k", range(8))
+@pytest.mark.parametrize("top_k", [0, 2, 5, 7])
 def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int, platform: str) -> None:
     scores = rows_of_scores()
     with platforms.traced_for(platform):
@@ -65,12 +64,11 @@ def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int, platform: str) 
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
-def test_of_equal_scores_the_left_one_is_the_lower(kind: str, platform: str) -> None:
+def test_of_equal_scores_the_left_one_is_the_lower(platform: str) -> None:
     rng = np.random.default_rng(4)
     numbers = [-np.inf, -1e30, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 1e30, np.inf]
-    with jax.enable_x64(kind == "float64"), platforms.traced_for(platform):
-        scores = jnp.asarray(rng.choice(numbers, size=(9, 13)), kind)
+    with platforms.traced_for(platform):
+        scores = jnp.asarray(rng.choice(numbers, size=(9, 13)), jnp.float32)
         order = np.argsort(np.asarray(scores, np.float64), axis=1, kind="stable")
         for top_k in (0, 1, 6, 13):
             low, high = map(np.asarray, fedcfa.split_factors(scores, top_k))
@@ -477,13 +475,6 @@ def fedavg_step() -> Step:
 
 
 @pytest.mark.slow
-def test_weights_of_zero_leave_fedavgs_step() -> None:
-    got, expected = normed_step({}), fedavg_step()
-    federations.assert_close(got.grads, expected.grads, rtol=1e-5, atol=1e-7)
-    federations.assert_close(got.stats, expected.stats, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.slow
 def test_what_detaches_trains_the_head_alone_and_leaves_statistics() -> None:
     weights = {"positive_weight": 2.0, "negative_weight": 3.0}
     plain, detached = fedavg_step(), normed_step(weights)
@@ -533,20 +524,6 @@ def test_the_gradient_is_the_sum_of_its_terms() -> None:
     federations.assert_close(whole.grads, total, rtol=1e-4, atol=1e-6)
     # Correlation trains the body alone.
     assert optax.tree.norm(moved[2].head) < 1e-6
-
-
-def test_a_weight_of_zero_takes_its_term_away() -> None:
-    told = normed_step(WEIGHTS).metrics
-    for off in (
-        {"positive_weight": 0, "decorrelation_weight": 0},
-        {"positive_weight": 0, "negative_weight": 0},
-    ):
-        left = {name: weight for name, weight in WEIGHTS.items() if name not in off}
-        got = jax.eval_shape(program(True, **off), left, batch_of(), pool_of(4, 3)).metrics
-        terms = {"positive_weight": "positive_loss", "negative_weight": "negative_loss"}
-        lost = {terms.get(name, "correlation") for name in off}
-        assert set(got) == set(told) - lost
-    assert set(told) == {"loss", "positive_loss", "negative_loss", "correlation"}
 
 
 def test_padding_of_a_batch_does_not_matter() -> None:
@@ -614,49 +591,6 @@ def captured_at(
     return captured(make, received, batch, pool)
 
 
-# What it costs, in floating-point operations that XLA counts; nothing runs.
-
-
-def flops(model: Model, shape: tuple[int, ...], make: Callable[[Work], Algorithm]) -> float:
-    num = shape[0]
-    x = jax.ShapeDtypeStruct(shape, jnp.float32)
-    batch = Batch(x, jax.ShapeDtypeStruct((num,), jnp.int32), jax.ShapeDtypeStruct((num,), bool))
-    pool = Averages(
-        jax.ShapeDtypeStruct((6, *shape[1:]), jnp.float32),
-        jax.ShapeDtypeStruct((6, 10), jnp.float32),
-        jax.ShapeDtypeStruct((6,), bool),
-    )
-    variables = jax.eval_shape(model.init, jax.random.key(0), x)
-
-    def step(variables: Variables, batch: Batch, pool: Averages) -> Halves:
-        return captured(make, variables, batch, pool).grads
-
-    compiled = jax.jit(step).lower(variables, batch, pool).compile()
-    return compiled.cost_analysis()["flops"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "shape", "most"),
-    slow.after(
-        1,
-        [
-            (models.mlp(10, widths=(200, 200), cut=1), (64, 784), 4.0),
-            # What follows the cut is done in four passes, so the first cut costs most.
-            (models.cnn(10, widths=(32, 32, 32), cut=1, conv="im2col"), (16, 14, 14, 1), 4.5),
-        ],
-    ),
-    ids=["mlp", "cnn"],
-)
-def test_a_step_costs_few_of_fedavgs(model: Model, shape: tuple[int, ...], most: float) -> None:
-    plain = flops(model, shape, lambda work: fedavg.fedavg(model, work))
-    detached, attached = (
-        flops(model, shape, lambda work, flag=flag: fedcfa.fedcfa(model, work, detach=flag))
-        for flag in (True, False)
-    )
-    assert 1.2 * plain < detached < attached < most * plain
-
-
 def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
     federation, model = federations.federation(), federations.mlp()
 
@@ -682,77 +616,3 @@ def test_by_default_three_eighths_of_the_factors_are_replaced(
     num_factors: int, number: int
 ) -> None:
     assert fedcfa.default_top_k(num_factors) == number
-
-
-def test_by_default_a_step_replaces_three_eighths_of_the_factors() -> None:
-    """The network has four factors."""
-    start, weights = normed_start(), dict.fromkeys(WEIGHTS, 1.0)
-
-    def program_of(top_k: int | None) -> str:
-        def make(work: Work) -> Algorithm:
-            return fedcfa.fedcfa(federations.small_normed(), work, top_k=top_k, **weights)
-
-        return str(jax.make_jaxpr(lambda: captured(make, start, batch_of(), pool_of(4, 3)))())
-
-    assert program_of(None) == program_of(1) != program_of(2)
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"top_k": -1}, "top_k=-1: must be an integer of at least 0"),
-        ({"top_k": 0.5}, "top_k=0.5: must be an integer of at least 0"),
-        ({"positive_weight": -1.0}, "positive_weight=-1.0: must be a finite number, at least 0"),
-        ({"negative_weight": np.nan}, "negative_weight=nan: must be a finite number"),
-        ({"decorrelation_weight": "1"}, "decorrelation_weight='1': must be a finite number"),
-        ({"combining": "mean"}, "combining='mean': must be one of pool, paper"),
-        ({"statistics": "none"}, "statistics='none': must be one of examples, all"),
-        ({"rows": 0}, "rows=0: must be an integer of at least 1"),
-        ({"chunk": 0}, "chunk=0: must be an integer of at least 1"),
-        ({"weighting": "none"}, "weighting='none': must be one of size, uniform"),
-    ],
-)
-def test_arguments_that_mean_nothing_are_refused(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{words}"):
-        fedcfa.fedcfa(federations.mlp(), federations.steps(0.1), **arguments)
-
-
-def test_scores_may_be_arrays_of_numpy_with_64_bits() -> None:
-    scores = np.random.default_rng(0).normal(size=(3, 8))
-    assert scores.dtype == np.float64
-    for got, of_jax in zip(
-        fedcfa.split_factors(scores, 3), fedcfa.split_factors(jnp.asarray(scores), 3), strict=True
-    ):
-        np.testing.assert_array_equal(got, of_jax)
-
-
-def test_scores_are_of_one_logit_for_each_example() -> None:
-    with pytest.raises(
-        UsageError, match=r"^decode_true_logit: returns \(3, 4\), must return logits"
-    ):
-        fedcfa.factor_scores(lambda factors: jnp.ones((3, 4)), jnp.ones((3, 8)))
-
-
-@pytest.mark.parametrize("weights", [{}, {"positive_weight": 0, "negative_weight": 0}])
-def test_more_factors_than_there_are_cannot_be_replaced(weights: dict[str, Any]) -> None:
-    federation, model = federations.federation(), federations.mlp()
-    variables = jax.eval_shape(lambda: federations.initial(model, jax.random.key(0)))
-
-    def start(top_k: int, model: Model = model) -> Any:
-        algorithm = fedcfa.fedcfa(model, federations.steps(0.1), top_k=top_k, **weights)
-        return jax.eval_shape(
-            lambda v: rounds.init(algorithm, v, federation, jax.random.key(0)), variables
-        )
-
-    start(7)
-    with pytest.raises(ValueError, match=r"^top_k=8: must be an integer in 0\.\.7, as many as the"):
-        start(8)
-    with pytest.raises(ValueError, match=r"^top_k=4: must be an integer in 0\.\.3"):
-        fedcfa.split_factors(jnp.zeros((2, 3)), 4)
-
-
-def test_chunk_means_are_those_of_averages() -> None:
-    assert fedcfa.chunk_means is averages.chunk_means

@@ -1,22 +1,18 @@
 """FedDG-GA against its two exchanges in NumPy, in float64."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import linear_networks as linear
-import slow
-from fedjax_inv.algorithms import fedavg, feddg_ga
+from fedjax_inv.algorithms import feddg_ga
 from fedjax_inv.data import federation as federations_of
 
 STEP, NUM_ROUNDS = 0.9, 4
 
 
-@pytest.mark.parametrize("delay", slow.after(1, [1, 0]))
-def test_feddg_ga_is_the_papers(delay: int) -> None:
+def test_feddg_ga_is_the_papers() -> None:
     """Who is late has an older network and an older weight, and measures at the newest."""
     with jax.enable_x64(True):
         held = linear.held()
@@ -27,7 +23,7 @@ def test_feddg_ga_is_the_papers(delay: int) -> None:
             num_rounds=NUM_ROUNDS,
             loss_batch_size=3,
         )
-        delays = [turn % 2 * delay for turn in range(len(linear.ATTEND))]
+        delays = [turn % 2 for turn in range(len(linear.ATTEND))]
         states = linear.run(algorithm, held, delays=delays)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
         a = np.array(linear.SIZES, bool) / np.count_nonzero(linear.SIZES)
@@ -90,31 +86,3 @@ def test_weights_stay_on_the_simplex(gaps: list[float]) -> None:
     else:
         assert found[2] > 0.3
         assert found[1] == 0
-
-
-@pytest.mark.slow
-def test_without_a_step_it_is_uniform_fedavg() -> None:
-    with jax.enable_x64(True):
-        held = linear.held()
-        make: Any = feddg_ga.feddg_ga
-        ends = [
-            linear.run(algorithm, held)[-1]
-            for algorithm in (
-                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
-                make(linear.MODEL, linear.work(), step_size=0.0),
-            )
-        ]
-        linear.assert_weights(ends[1], linear.weights_of(ends[0]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"step_size": -1.0}, "step_size=-1.0: must be a finite number, at least 0"),
-        ({"num_rounds": 0}, "num_rounds=0: must be an integer of at least 1"),
-        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        feddg_ga.feddg_ga(linear.MODEL, linear.work(), **arguments)

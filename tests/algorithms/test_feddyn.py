@@ -4,10 +4,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 
 import linear_networks as linear
-from fedjax_inv.algorithms import fedavg, feddyn
+from fedjax_inv.algorithms import feddyn
 
 ALPHA = 0.3
 
@@ -48,32 +47,3 @@ def test_feddyn_is_the_papers() -> None:
             for got, wanted in zip(state.clients, zip(*own, strict=True), strict=True):
                 np.testing.assert_allclose(got, np.stack(wanted), rtol=1e-8, atol=1e-11)
         assert max(np.abs(part).max() for part in h) > 1e-2
-
-
-@pytest.mark.slow
-def test_the_first_single_step_is_that_of_uniform_fedavg_and_a_share() -> None:
-    """In the first round g and h are 0: the mean, and a share of it, is added."""
-    with jax.enable_x64(True):
-        held, everyone = linear.held(), [range(len(linear.SIZES))]
-        start, end = linear.run(
-            feddyn.feddyn(linear.MODEL, linear.work(1), alpha=ALPHA), held, everyone
-        )
-        _, plain = linear.run(
-            fedavg.fedavg(linear.MODEL, linear.work(1), weighting="uniform"), held, everyone
-        )
-        share = 1 + len(linear.present(everyone[0])) / np.count_nonzero(linear.SIZES)
-        pairs = zip(*map(linear.weights_of, (start, plain)), strict=True)
-        # After one step the quadratic term has had no effect.
-        linear.assert_weights(end, [a + share * (b - a) for a, b in pairs])
-
-
-@pytest.mark.parametrize(
-    ("alpha", "message"),
-    [
-        (0.0, "alpha=0.0: must be above 0, as h is divided by it"),
-        (-1.0, "alpha=-1.0: must be a finite number, at least 0"),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(alpha: float, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        feddyn.feddyn(linear.MODEL, linear.work(), alpha=alpha)

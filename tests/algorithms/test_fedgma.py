@@ -3,10 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import linear_networks as linear
-from fedjax_inv.algorithms import fedavg, fedgma
+from fedjax_inv.algorithms import fedgma
 
 AGREEMENT = 0.6
 
@@ -36,23 +35,3 @@ def test_fedgma_is_the_papers() -> None:
 def test_a_mask_is_one_from_the_agreement_on() -> None:
     found = fedgma.mask(jnp.array([-1.0, -0.5, -0.2, 0.0, 0.4, 0.5]), 0.5)
     np.testing.assert_allclose(found, [1, 1, 0.2, 0, 0.4, 1], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_without_agreement_it_is_fedavg() -> None:
-    with jax.enable_x64(True):
-        held = linear.held()
-        ends = [
-            linear.run(algorithm, held)[-1]
-            for algorithm in (
-                fedgma.fedgma(linear.MODEL, linear.work(), agreement=0.0),
-                fedavg.fedavg(linear.MODEL, linear.work()),
-            )
-        ]
-        linear.assert_weights(ends[0], linear.weights_of(ends[1]))
-
-
-def test_an_agreement_above_one_is_refused_in_one_line() -> None:
-    message = r"^agreement=1.5: must be a finite number, in \[0, 1\]$"
-    with pytest.raises(ValueError, match=message):
-        fedgma.fedgma(linear.MODEL, linear.work(), agreement=1.5)

@@ -12,37 +12,26 @@ import optax
 import pytest
 
 import federations
-import slow
+import linear_networks as linear
 from federations import assert_close
-from fedjax_inv import averages, devices, local, objectives, rounds
-from fedjax_inv.algorithms import fedavg, fedmix
-from fedjax_inv.data import federation as federations_of
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Tree, Variables
-from test_fediir import MODEL, SIZES, held, softmax
+from fedjax_inv import averages, devices, objectives, rounds
+from fedjax_inv.algorithms import fedmix
+from fedjax_inv.types import Algorithm, Array, Tree
 
-ATTEND = ((0, 2, 3), (1, 2, 4), (0, 1, 3, 4))
-RATE, MOMENTUM, NUM_STEPS, SERVER_RATE, RATIO = 0.2, 0.9, 3, 1.3, 0.3
-SLOTS = [3, 0, 4, 2, 1]
-Weights = list[np.ndarray]  # body [4, 3], head [3, 3]
+SERVER_RATE, RATIO = 1.3, 0.3
 Example = tuple[np.ndarray, np.ndarray]  # mean input [4], mean one-hot label [3]
 
 
-def examples(federation: Federation, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [N, 4] and one-hot labels [N, 3]."""
-    rows = federations_of.parts_of(federation)[client]
-    return np.asarray(federation.data.x)[rows], np.eye(3)[np.asarray(federation.data.y)[rows]]
+def mean_of(examples: linear.Examples) -> Example:
+    return examples[0].mean(0), np.eye(3)[examples[1]].mean(0)
 
 
-def mean_of(federation: Federation, client: int) -> Example:
-    x, y = examples(federation, client)
-    return x.mean(0), y.mean(0)
-
-
-def gradient(w: Weights, x: np.ndarray, y: np.ndarray, mean: Example) -> Weights:
+def gradient(w: linear.Weights, examples: linear.Examples, mean: Example) -> linear.Weights:
     """Of the three terms, the chain rule by hand."""
     (body, head), (mean_x, mean_y) = w, mean
-    u = (1 - RATIO) * x
-    p = softmax(u @ body @ head)
+    u, y = (1 - RATIO) * examples[0], np.eye(3)[examples[1]]
+    p = np.exp(u @ body @ head)
+    p /= p.sum(1, keepdims=True)
     along = mean_x @ body @ head  # how mean_x moves the logits, of all examples alike
     # <grad_u R(u, y), mean_x> is the mean of (p - y) . along.
     slope = RATIO * (1 - RATIO)
@@ -53,57 +42,24 @@ def gradient(w: Weights, x: np.ndarray, y: np.ndarray, mean: Example) -> Weights
     return [u.T @ by_logits @ head.T + np.outer(mean_x, by_along @ head.T), by_head]
 
 
-def trained(w: Weights, data: tuple[np.ndarray, np.ndarray], means: list[Example]) -> Weights:
-    """After a step with each of the means."""
-    velocity = [0.0, 0.0]
-    for mean in means:
-        grads = gradient(w, *data, mean)
-        velocity = [MOMENTUM * v + g for v, g in zip(velocity, grads, strict=True)]
-        w = [a - RATE * v for a, v in zip(w, velocity, strict=True)]
-    return w
-
-
-def reference(w: Weights, federation: Federation) -> list[Weights]:
-    """The weights after each round, where the mean of the last client that has sent is mixed in."""
-    sent: set[int] = set()
-    found = []
-    for cohort in ATTEND:
-        here = [client for client in cohort if SIZES[client]]
-        sent |= set(here)
-        mean = mean_of(federation, max(sent))
-        moved, sizes = [], []
-        for client in here:
-            mine = trained(w, examples(federation, client), [mean] * NUM_STEPS)
-            moved.append([a - b for a, b in zip(mine, w, strict=True)])
-            sizes.append(SIZES[client])
-        steps = (np.average(moves, 0, sizes) for moves in zip(*moved, strict=True))
-        w = [a + SERVER_RATE * step for a, step in zip(w, steps, strict=True)]
-        found.append(w)
-    return found
+def trained(w: linear.Weights, examples: linear.Examples, means: list[Example]) -> linear.Weights:
+    """The change by a step with each of the means."""
+    left = iter(means)
+    return linear.trained(
+        w,
+        examples,
+        num_steps=len(means),
+        change=lambda grads, now: gradient(now, examples, next(left)),
+    )
 
 
 def made(num_steps: int, **arguments: Any) -> Algorithm:
-    optimizer = optax.sgd(RATE, MOMENTUM)
-    work = local.full_batch(optimizer, capacity=8, num_steps=num_steps)
-    server_optimizer = optax.sgd(SERVER_RATE)
-    return fedmix.fedmix(MODEL, work, server_optimizer=server_optimizer, **arguments)
-
-
-def started(algorithm: Algorithm, federation: Federation) -> tuple[rounds.State, Weights]:
-    variables = jax.jit(MODEL.init)(jax.random.key(0), federation.data.x)
-    state = rounds.init(algorithm, variables, federation, jax.random.key(0))
-    return state, [np.asarray(half) for half in variables.params]
-
-
-def step(
-    algorithm: Algorithm, state: rounds.State, present: Array, federation: Federation
-) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
-    cohort = federations.cohort(SLOTS)._replace(present=jnp.asarray(present))
-    return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(2))
+    work, server_optimizer = linear.work(num_steps), optax.sgd(SERVER_RATE)
+    return fedmix.fedmix(linear.MODEL, work, server_optimizer=server_optimizer, **arguments)
 
 
 def test_fedmix_is_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of other sizes and masks; each sends its mean once, before it trains."""
+    """Each client sends its mean once, before it trains; the last client's mean is drawn."""
 
     def last(means: averages.Averages, key: Array, num: int) -> tuple[Tree, Array]:
         row = jnp.full(num, means.real.sum() - 1)
@@ -111,45 +67,45 @@ def test_fedmix_is_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(averages, "draw", last)
     with jax.enable_x64(True):
-        federation, algorithm = held(), made(NUM_STEPS, ratio=RATIO)
-        state, w = started(algorithm, federation)
-        one = jax.jit(lambda state, present: step(algorithm, state, present, federation))
-        sent: set[int] = set()
-        for cohort, expected in zip(ATTEND, reference(w, federation), strict=True):
-            state, (collected, training) = one(state, np.isin(SLOTS, cohort))
-            new = {client for client in cohort if SIZES[client]} - sent
-            np.testing.assert_array_equal(collected.present, np.isin(SLOTS, list(new)))
-            sent |= new
-            for got, wanted in zip(state.server.variables.params, expected, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
-            for client in range(len(SIZES)):
-                kept = jax.tree.map(lambda leaf, client=client: leaf[client, 0], state.server.side)
-                assert kept.real == (client in sent)
-                if client in sent:
-                    for leaf, wanted in zip(kept, mean_of(federation, client), strict=False):
-                        np.testing.assert_allclose(leaf, wanted, rtol=1e-6)
+        held = linear.held()
+        states = linear.run(made(linear.NUM_STEPS, ratio=RATIO), held)
+        w, examples, sent = linear.weights_of(states[0]), linear.examples_of(held), set[int]()
+        for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
+            clients = linear.present(cohort)
+            sent |= set(clients)
+            means = [mean_of(examples[max(sent)])] * linear.NUM_STEPS
+            moved = [trained(w, examples[i], means) for i in clients]
+            delta = linear.mean(moved, [linear.SIZES[i] for i in clients])
+            w = [a + SERVER_RATE * d for a, d in zip(w, delta, strict=True)]
+            linear.assert_weights(state, w)
+            kept = state.server.side
+            assert set(np.flatnonzero(kept.real[:, 0])) == sent
+            for client in sent:
+                for leaf, wanted in zip(kept, mean_of(examples[client]), strict=False):
+                    np.testing.assert_allclose(leaf[client, 0], wanted, rtol=1e-6)
         assert sent == {0, 2, 3, 4}
-        assert set(training.metrics) == {"loss"}
 
 
 def test_each_step_draws_any_of_the_means_that_there_are() -> None:
     """Of two steps of a client, all pairs of the means occur, and nothing else does."""
     with jax.enable_x64(True):
-        federation, algorithm = held(), made(2, ratio=RATIO)
-        state, _ = started(algorithm, federation)
-        one = jax.jit(partial(step, algorithm))
-        state, _ = one(state, np.isin(SLOTS, [0, 2, 4]), federation)
+        held, algorithm = linear.held(), made(2, ratio=RATIO)
+        examples = linear.examples_of(held)
+        *_, state = linear.run(algorithm, held, [(0, 2, 4)])
 
-        def end(key: Array) -> np.ndarray:
-            after, _ = one(state._replace(key=key), np.isin(SLOTS, [4]), federation)
-            return np.asarray(after.server.variables.params.head)
+        @jax.jit
+        def end(key: Array) -> Array:
+            cohort = federations.cohort([4])
+            start = state._replace(key=key)
+            after, _ = rounds.step(algorithm, start, cohort, held, axis=devices.chunked(1))
+            return after.server.variables.params.head
 
         ends = np.array([end(key) for key in jax.random.split(jax.random.key(0), 150)])
-        w = [np.asarray(half) for half in state.server.variables.params]
-        means = [mean_of(federation, client) for client in (0, 2, 4)]
+        w = linear.weights_of(state)
+        means = [mean_of(examples[client]) for client in (0, 2, 4)]
         expected = np.array(
             [
-                w[1] + SERVER_RATE * (trained(w, examples(federation, 4), list(pair))[1] - w[1])
+                w[1] + SERVER_RATE * trained(w, examples[4], list(pair))[1]
                 for pair in product(means, repeat=2)
             ]
         )
@@ -161,54 +117,14 @@ def test_each_step_draws_any_of_the_means_that_there_are() -> None:
 
 def test_of_several_means_each_is_of_equally_many() -> None:
     with jax.enable_x64(True):
-        federation, algorithm = held(), made(1, rows=2)
-        state, _ = started(algorithm, federation)
-        state, _ = jax.jit(partial(step, algorithm))(state, np.ones(5, bool), federation)
+        held = linear.held()
+        *_, state = linear.run(made(1, rows=2), held, [range(5)])
         kept = state.server.side
-        np.testing.assert_array_equal(kept.real, [[n > 0, n > 1] for n in SIZES])
-        for client, n in enumerate(SIZES):
-            x, y = examples(federation, client)
-            counts = np.array([-(-n // 2), n // 2])
-            for leaf, total in ((kept.x, x.sum(0)), (kept.y, y.sum(0))):
+        np.testing.assert_array_equal(kept.real, [[n > 0, n > 1] for n in linear.SIZES])
+        for client, (x, y) in enumerate(linear.examples_of(held)):
+            counts = np.array([-(-len(y) // 2), len(y) // 2])
+            for leaf, total in ((kept.x, x.sum(0)), (kept.y, np.eye(3)[y].sum(0))):
                 np.testing.assert_allclose(counts @ np.asarray(leaf)[client], total, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("silent", slow.after(1, [False, True]), ids=["ratio", "silent"])
-def test_without_mixing_it_is_fedavg(silent: bool) -> None:
-    """And where there are no means yet: the first round of those that cannot send theirs."""
-    model, federation = federations.small_normed(), federations.federation()
-    # Without draws, which differ as FedMix's training is a second exchange.
-    work, key = federations.full_batch(0.1), jax.random.key(0)
-
-    def end(algorithm: Algorithm, schedule: Cohort) -> Variables:
-        variables = federations.initial(model, key)
-        state = rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
-        state, _ = rounds.run(algorithm, state, schedule, federation, axis=devices.chunked(1))
-        return state.server.variables
-
-    @jax.jit
-    def mixed(ratio: Array, schedule: Cohort) -> Variables:
-        return end(fedmix.fedmix(model, work, ratio=ratio), schedule)
-
-    @jax.jit
-    def plain(schedule: Cohort) -> Variables:
-        return end(fedavg.fedavg(model, work), schedule)
-
-    @jax.jit
-    def without_means(schedule: Cohort) -> Variables:
-        mixing = fedmix.fedmix(model, work, ratio=0.4)
-        first = mixing.exchanges[0]._replace(attends=lambda server, who, round: False)
-        return end(mixing._replace(exchanges=(first, *mixing.exchanges[1:])), schedule)
-
-    schedule = federations.schedule()
-    expected = plain(schedule)
-    if silent:
-        assert_close(without_means(schedule), expected)
-        return
-    assert_close(mixed(0.0, schedule), expected)
-    with pytest.raises(AssertionError):
-        assert_close(mixed(0.4, schedule), expected)
 
 
 class Problem:
@@ -293,60 +209,3 @@ def test_the_network_is_called_once_and_may_say_more() -> None:
     chex.assert_shape((value, aux), ())
     assert_close(aux, 0.6 * problem.x.sum())
     assert_close(value, problem.mixed(0.4))
-
-
-def test_inputs_in_half_precision_may_be_mixed_at_a_traced_ratio() -> None:
-    x, mean_x = jnp.ones((2, 3), jnp.bfloat16), jnp.full(3, 2.0)
-    y, mean_y = jnp.eye(2), jnp.array([0.5, 0.5])
-
-    def loss(x: Array, y: Array) -> Array:
-        return jnp.float32((x.sum(1, keepdims=True) * y).mean())
-
-    found = jax.jit(partial(fedmix.mixed_loss, loss, x, y, mean_x, mean_y))(ratio=0.25)
-    # (1 - r) R(x', y) + r R(x', mean y) + r (1 - r) R(mean x, y), R linear, x' = (1 - r) x
-    expected = 0.75 * 0.75 * 1.5 + 0.25 * 0.75 * 1.5 + 0.25 * 0.75 * 3
-    np.testing.assert_allclose(found, expected, rtol=1e-2)
-
-
-@pytest.mark.parametrize(
-    ("loss", "has_aux"),
-    [
-        (lambda x, y: (x.sum(), y.sum()), False),
-        (lambda x, y: x.sum(1), False),
-        (lambda x, y: (x.sum(1), ()), True),
-    ],
-)
-def test_mixed_loss_refuses_a_loss_that_is_no_scalar(loss: Any, has_aux: bool) -> None:
-    problem = Problem()
-    given = (problem.x, problem.y, problem.mean_x, problem.mean_y)
-    with pytest.raises(ValueError, match=r"^loss_fn: must return a scalar, or with has_aux=T"):
-        fedmix.mixed_loss(loss, *given, ratio=0.4, has_aux=has_aux)
-
-
-@pytest.mark.parametrize("which", ["mean_x", "mean_y"])
-def test_mixed_loss_refuses_what_is_no_mean_example(which: str) -> None:
-    problem = Problem()
-    setattr(problem, which, getattr(problem, which)[:1])
-    with pytest.raises(ValueError, match=rf"^{which}=float32 .*: must have the shape of one ex"):
-        problem.mixed(0.1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ratio": 1.5}, r"ratio=1.5: must be a finite number, in \[0, 1\]"),
-        ({"rows": 0}, "rows=0: must be an integer of at least 1"),
-        ({"weighting": "n"}, "weighting='n': must be one of size, uniform"),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        fedmix.fedmix(MODEL, federations.steps(0.1), **arguments)
-
-
-def test_tokens_have_no_mean() -> None:
-    federation = held()
-    tokens = jnp.zeros(federation.data.x.shape, jnp.int32)
-    federation = federation._replace(data=Examples(tokens, federation.data.y))
-    with pytest.raises(ValueError, match=r"^inputs: are int32; must be"):
-        started(made(1), federation)

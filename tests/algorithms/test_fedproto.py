@@ -150,11 +150,3 @@ def test_prototypes_are_of_the_last_pass_in_several_batches() -> None:
     assert set(np.flatnonzero(found.known)) == set(y)
     for k in set(y):
         assert_close(found.mean[k], features[y == k].mean(0))
-
-
-def test_a_negative_penalty_and_plain_training_are_one_line() -> None:
-    work = federations.epochs(0.1)
-    with pytest.raises(ValueError, match=r"^penalty=-1.0: must be a finite number, at least 0$"):
-        fedproto.fedproto(federations.mlp(), work, penalty=-1.0)
-    with pytest.raises(ValueError, match=r"^work: its gradient sees no optimizer"):
-        fedproto.fedproto(federations.mlp(), work._replace(run_local=None))

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from hypothesis import given, settings
 
 import federations
 import linear_networks as linear
-from fedjax_inv import devices, local, models, rounds
+from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedavg, fedsr
-from fedjax_inv.types import Algorithm, Array, Halves, Model, Setup, Tree, Variables
+from fedjax_inv.types import Algorithm, Array, Halves, Model, Tree, Variables
 
 L2R, CMI = 0.3, 0.2
 RATE, NUM_STEPS, CAPACITY = 0.1, 2, 8
@@ -194,59 +193,3 @@ def test_without_deviation_and_terms_it_is_fedavg() -> None:
 
 
 # Networks.
-
-
-@pytest.mark.slow
-def test_the_gaussians_have_the_shape_of_the_features() -> None:
-    model = models.cnn(4, widths=(8, 16), cut=1)
-    federation = federations.federation()
-
-    def trace() -> Any:
-        variables = federations.initial(model, jax.random.key(0))
-        algorithm = fedsr.fedsr(model, WORK)
-        state = rounds.init(algorithm, variables, federation, jax.random.key(0))
-        cohort = federations.cohort([0, 3])
-        state, _ = rounds.step(algorithm, state, cohort, federation, axis=devices.vmapped())
-        return state.server.variables.params.head["gaussians"]
-
-    found = jax.tree.map(jnp.shape, jax.eval_shape(trace))
-    features = (*federations.IMAGE[:2], 8)
-    classes = (4, *features)
-    assert found == {
-        "kernel": (8, 8),
-        "bias": (8,),
-        "mean": classes,
-        "raw_deviation": classes,
-    }
-
-
-@pytest.mark.parametrize(
-    ("model", "x", "message"),
-    [
-        (linear.MODEL, jnp.ones((1, 4)), r"^model: its head must be a dict without 'gaussians'$"),
-        (
-            models.from_function(lambda key, x: {"w": jnp.ones((4, 2))}, lambda w, x: x @ w["w"]),
-            jnp.ones((1, 4), jnp.int32),
-            r"^model: its body puts out int32 \(1, 4\), must put out floats \[B, ..., D\]$",
-        ),
-        (
-            models.from_function(
-                lambda key, x: {"w": jnp.ones((4, 2))}, lambda w, x: x["a"] @ w["w"]
-            ),
-            {"a": jnp.ones((1, 4))},
-            r"^model: its body puts out {'a': \(1, 4\)}, must put out floats \[B, ..., D\]$",
-        ),
-    ],
-)
-def test_a_network_that_does_not_fit_is_one_line(model: Model, x: Tree, message: str) -> None:
-    algorithm = fedsr.fedsr(model, WORK)
-    variables = model.init(jax.random.key(0), x)
-    setup = Setup(variables, 3, x, jax.random.key(0), jnp.ones(3, bool))
-    with pytest.raises(ValueError, match=message):
-        algorithm.init_server(setup)
-
-
-@pytest.mark.parametrize("name", ["l2r", "cmi"])
-def test_a_negative_weight_is_one_line(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name}=-1.0: must be a finite number, at least 0$"):
-        fedsr.fedsr(MODEL, WORK, **{name: -1.0})

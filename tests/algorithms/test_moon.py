@@ -13,7 +13,7 @@ from hypothesis import given, settings
 import federations
 import slow
 from federations import assert_close
-from fedjax_inv import devices, local, models, rounds
+from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import moon
 from fedjax_inv.types import Tree, Variables
 
@@ -135,27 +135,3 @@ def test_moon_is_its_formula(projection: int) -> None:
     assert_close(got, jax.tree.map(np.float32, expected))
     if projection:
         assert np.abs(got["q"] - first["q"]).max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"penalty": -1.0}, r"^penalty=-1.0: must be a finite number, at least 0$"),
-        ({"temperature": 0.0}, r"^temperature=0.0: must be above 0$"),
-        ({"projection": -1}, r"^projection=-1: must be an integer of at least 0$"),
-    ],
-)
-def test_impossible_arguments_are_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        moon.moon(federations.mlp(), federations.epochs(0.1), **arguments)
-
-
-def test_a_head_without_names_is_one_line() -> None:
-    model = models.from_function(
-        lambda key, x: jnp.zeros((36, 3)), lambda params, x: x.reshape(len(x), -1) @ params
-    )
-    algorithm = moon.moon(model, federations.epochs(0.1))
-    federation = federations.federation()
-    variables = federations.initial(model, jax.random.key(0))
-    with pytest.raises(ValueError, match=r"^model: its head must be a dict without 'projection'"):
-        rounds.init(algorithm, variables, federation, jax.random.key(0))

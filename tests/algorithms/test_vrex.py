@@ -5,10 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import linear_networks as linear
-from fedjax_inv.algorithms import fedavg, vrex
+from fedjax_inv.algorithms import vrex
 
 BETA = 0.5
 
@@ -57,29 +56,3 @@ def test_one_full_step_descends_mean_and_variance() -> None:
         w = linear.weights_of(start)
         pairs = zip(w, jax.jit(jax.grad(objective))(w), strict=True)
         linear.assert_weights(end, [a - linear.RATE * np.asarray(g) for a, g in pairs])
-
-
-@pytest.mark.slow
-def test_without_beta_it_is_uniform_fedavg() -> None:
-    with jax.enable_x64(True):
-        held = linear.held()
-        ends = [
-            linear.run(algorithm, held)[-1]
-            for algorithm in (
-                vrex.vrex(linear.MODEL, linear.work(), beta=0.0),
-                fedavg.fedavg(linear.MODEL, linear.work(), weighting="uniform"),
-            )
-        ]
-        linear.assert_weights(ends[0], linear.weights_of(ends[1]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"beta": -1.0}, "beta=-1.0: must be a finite number, at least 0"),
-        ({"loss_batch_size": 0}, "loss_batch_size=0: must be an integer of at least 1"),
-    ],
-)
-def test_a_wrong_argument_is_refused_in_one_line(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        vrex.vrex(linear.MODEL, linear.work(), **arguments)

@@ -48,12 +48,6 @@ def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
         assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_no_difference_without_two_seeds() -> None:
-    assert comparison.differences([Column("test", {"a": {0: 0.1}, "b": {0: 0.3}})]) == []
-    few = {"a": {0: 0.1, 1: 0.2}, "b": {0: 0.3, 1: NAN}, "c": {2: 0.1, 3: 0.2}}
-    assert comparison.differences([Column("test", few)]) == []
-
-
 @pytest.mark.parametrize(
     ("scores", "first", "as_good"),
     [
@@ -227,14 +221,6 @@ def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
     assert [row[at] for row in rows][3:] == ["99.0 ± 0.0", "25.0 ± 7.1"]
 
 
-def test_a_grid_without_diverged_runs_is_of_no_others(tmp_path: Path) -> None:
-    result = finished("fedavg", {0.1: [0.5, 0.6], 0.2: [0.4, 0.5]}, "0")
-    report.write(tmp_path, [("fedavg", result)], title="", paper={})
-    ((head, *_),) = rows_of((tmp_path / "grid.md").read_text())
-    scores = ["validation, %", "held out, %", "worst domain, %"]
-    assert head[-5:] == ["at round", *scores, "MB sent by then"]
-
-
 def test_tables_of_errors_say_that_lower_is_better(tmp_path: Path) -> None:
     error = Measure("absolute error", higher_is_better=False, is_share=False)
     results = [
@@ -247,22 +233,6 @@ def test_tables_of_errors_say_that_lower_is_better(tmp_path: Path) -> None:
     assert "| absolute error by domain, lower is better " in written
     assert "Differences from the method in the heading, seed by seed: " in text
     assert "percentage" not in written
-
-
-def test_where_a_rule_picks_nothing_the_table_has_the_last_round(tmp_path: Path) -> None:
-    result = finished("fedavg", {0.1: [0.5, 0.6]}, "0")
-    text = report.write(tmp_path, [("fedavg", result)], title="", paper={}, rule="agreement")
-    assert text.startswith(
-        "agreement picks no evaluation of any seed; choose another rule, such as "
-        "--select=validation; the table has the last round\n\n"
-    )
-    ((head, row),) = rows_of(text)
-    shown = dict(zip(head, row, strict=True))
-    assert (shown["selected"], shown["at round"]) == ("", "10.0 ± 0.0")
-    assert shown["held out, %"] == "45.0 ± 7.1"
-    some = finished("fedavg", {0.1: [0.5, 0.6], 0.2: [NAN, 0.6]}, "0")
-    text = report.write(tmp_path, [("fedavg", some)], title="", paper={}, rule="agreement")
-    assert text.startswith("agreement picks no evaluation of any seed that did not diverge; ")
 
 
 @pytest.mark.parametrize("name", ["table", "grid"])
@@ -286,16 +256,6 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
     assert test[2][1:5] == ["**70.0 ± 9.0**"] * 4
     assert len({*differ[1][1:]}) == 1  # as both domains have the same scores
     assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
-
-
-def test_a_single_method_is_compared_with_nothing(tmp_path: Path) -> None:
-    result = finished("fedavg", {0.1: [0.5, 0.6]}, "0")
-    for name in ("grid.md", "grid.tex", "differences.csv"):
-        (tmp_path / name).write_text("of an earlier report")
-    text = report.write(tmp_path, [("fedavg", result)], title="", paper={})
-    assert len(rows_of(text)) == 1
-    assert "**" not in (tmp_path / "table.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {"table.md", "table.tex"}
 
 
 def logged(monkeypatch: pytest.MonkeyPatch, results: Mapping[str, Result]) -> None:
@@ -390,25 +350,6 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     of_moon = [one for one in found if (one.method, one.other) == ("moon", "fed_avg|x")]
     assert [(one.seeds, one.seeds_left_out) for one in of_moon] == [(2, 1), (2, 1)]
     assert study.compared(paper.studies["classes"], rows) == []
-
-
-def test_bold_and_italic_cells_in_all_forms() -> None:
-    heads = {"name": lambda row: row[0], "n": lambda row: row[1]}
-    rows = [("a_b", tables.bold("1 ± 2")), ("c", tables.italic("3 ± 4"))]
-    expected = {
-        "markdown": ("**1 ± 2**", "*3 ± 4*"),
-        "latex": (r"\textbf{1 $\pm$ 2}", r"\textit{3 $\pm$ 4}"),
-    }
-    for form, texts in expected.items():
-        assert all(text in tables.table(rows, heads, form=form) for text in texts)
-    assert len({len(row) for row in tables.table(rows, heads).splitlines()}) == 1
-    starred = tables.table([("[a]", "[1]"), ("*", "2")], heads, form="latex")
-    assert re.findall(r"^ +(\S+) +& (\S+)", starred, re.MULTILINE)[1:] == [
-        ("{}[a]", "[1]"),
-        ("{}*", "2"),
-    ]
-    assert tables.paragraph("50% ± {x}", "latex") == r"50\% $\pm$ \{x\}"
-    assert tuple(expected) == tables.FORMS
 
 
 def test_of_errors_the_lowest_is_best() -> None:

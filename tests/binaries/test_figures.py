@@ -14,14 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-import slow
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Examples, Federation
 from fedjax_inv_experiments import evaluate
-from fedjax_inv_experiments.papers import drawings
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
 from fedjax_inv_experiments.running.records import (
@@ -138,7 +135,7 @@ LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i 
 
 @pytest.mark.parametrize(
     ("labels", "num_domains", "clients"),
-    slow.after(1, [(LONG[:8], 6, 6), (["fedavg"], 2, 2), (LONG, 6, 1000)]),
+    [(LONG[:8], 6, 6), (["fedavg"], 2, 2)],
 )
 def test_one_panel(
     saved: dict[str, Figure],
@@ -195,15 +192,10 @@ def test_panels_of_a_last_line_that_is_not_full(
 
 @pytest.mark.parametrize(
     ("num_classes", "domains", "clients"),
-    slow.after(
-        1,
-        [
-            (2, ("photograph", "a name of a domain that is $long$"), 2),
-            (120, ("a", "b", "c"), 5),
-            (10, ("all",), 1),
-            (10, ("a", "b"), 1000),
-        ],
-    ),
+    [
+        (2, ("photograph", "a name of a domain that is $long$"), 2),
+        (10, ("a", "b"), 1000),
+    ],
 )
 def test_what_clients_hold(
     saved: dict[str, Figure], num_classes: int, domains: tuple[str, ...], clients: int
@@ -243,29 +235,7 @@ def test_what_clients_hold(
     assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
 
 
-def test_what_clients_hold_of_values_of_two_inputs(saved: dict[str, Figure]) -> None:
-    rows, y = np.arange(20), np.linspace(1000, 1010, 20, dtype=np.float32)
-    x = {"a": np.zeros((20, 3), np.float32), "b": np.zeros((20, 2), np.uint8)}
-    dataset = Dataset(x, y, ("cost_$_in_$",), rows * 0, ("all",), rows < 0)
-    held = Federation(Examples(x, y), rows, np.array([0]), np.array([20]))
-    split = Split(held, held, held, np.array([0]), np.array([-1]), ("all",))
-    data_figures.draw_partition(Path("partition.png"), dataset, split, title="a title")
-    check(saved["partition.png"])
-    counts, _ = saved["partition.png"].axes  # nothing stands beside the counts and their colours
-    assert counts.get_xlabel() == r"cost_\$_in_\$"
-    names = [text.get_text() for text in counts.get_xticklabels()]
-    assert names[:3] == ["below 1001", "from 1001", "from 1002"]  # all different, and none 1e+03
-    # Other data of the same two inputs are evaluated.
-    parts = evaluate.new_parts("--dataset=new", dataset, dataset)
-    assert [part.x["b"].shape for part in parts] == [(20, 2)]
-    other = dataset._replace(x={"a": x["a"], "b": x["a"]})
-    with pytest.raises(
-        UsageError, match=r"^--dataset=new: has inputs .*, must have .*, as the run"
-    ):
-        evaluate.new_parts("--dataset=new", other, dataset)
-
-
-@pytest.mark.parametrize(("num_classes", "clients"), slow.after(1, [(2, 1), (120, 1000)]))
+@pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
 def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int) -> None:
     def run(seed: int) -> evaluate.RunScores:
         served = [
@@ -298,11 +268,6 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
         np.testing.assert_allclose(curve[[0, -1], 1], [0.5, 49.5])
 
 
-def test_an_evaluation_of_one_seed_has_no_means() -> None:
-    for num_classes, marks in ((0, []), (3, ["numbers: examples"])):
-        assert evaluate._marks(1, False, num_classes) == marks
-
-
 ERROR = Measure("absolute error", higher_is_better=False, is_share=False)
 
 
@@ -311,7 +276,6 @@ ERROR = Measure("absolute error", higher_is_better=False, is_share=False)
     [
         (ERROR, "log", "absolute error, lower is better"),
         (ACCURACY, "linear", "accuracy, %"),
-        (Measure("r2", is_share=False), "linear", "r2"),
     ],
 )
 def test_curves_of_errors_that_fall_far_are_logarithmic(
@@ -345,54 +309,11 @@ def test_curves_of_errors_that_fall_far_are_logarithmic(
         assert axis.get_ylabel() == saved["domains.png"].axes[0].get_ylabel() == heading
 
 
-def test_where_a_rule_picks_nothing_figures_show_the_last_round(
-    saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = cells(monkeypatch, ["fedavg", "fedprox"], ["0", "1", "2"], ["2"], 3)
-    for _, _, result in made:
-        for run in result.runs:
-            run.by_rule.update(agreement=None, last=run.last)
-    run_figures.write(Path("x"), made, title="digits", rule="agreement")
-    assert {"curves.png", "domains.png"} <= set(saved)
-    assert "accuracy at the last round; mean" in saved["domains.png"].get_suptitle()
-    for run in made[0][2].runs:
-        run.by_rule.update(agreement=run.last)
-    run_figures.write(Path("x"), made, title="digits", rule="agreement")
-    both = "accuracy where selected, else at the last round; mean"
-    assert both in saved["domains.png"].get_suptitle()
-
-
-def test_series(saved: dict[str, Figure]) -> None:
-    points = {
-        quantity: {name: [("$1$", [10.0, 20.0]), ("2", [30.0])] for name in LONG[:9]}
-        for quantity in ("accuracy, %", "loss")
-    }
-    drawings.against(Path("s.png"), "digits", "what varies", points)
-    figure = saved["s.png"]
-    check(figure)
-    assert len(figure.legends[0].get_texts()) == 9
-    assert "over 2 seeds" in figure.get_suptitle()
-
-
-def test_styles_differ_without_colour() -> None:
-    pairs = [(str(style["ls"]), style["marker"]) for style in map(figures.style, range(50))]
-    assert len(set(pairs)) == 50
-
-
-@pytest.mark.parametrize("text", ["a $x$", "$", "$$", "1$ and 2$", r"\$a$", "plain"])
+@pytest.mark.parametrize("text", ["a $x$", "1$ and 2$", r"\$a$"])
 def test_a_text_is_drawn_as_it_is(text: str) -> None:
     figure = Figure()
     drawn = figure.text(0, 0, figures.literal(text))
     assert drawn._preprocess_math(drawn.get_text()) == (text, False)
-
-
-def test_lines_of_text_hold_all_words() -> None:
-    text = "some words and one_that_is_as_long_as_" + 30 * "x" + "\nand another $line$"
-    evaluation = figures.wrapped(text, 2.0)
-    assert evaluation.replace("\n", "").replace(" ", "") == figures.literal(
-        text.replace("\n", "").replace(" ", "")
-    )
-    assert max(map(len, evaluation.splitlines())) <= 2.0 * 72 / 6
 
 
 def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:
@@ -408,43 +329,3 @@ def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:
     assert first == second
     assert first[0].startswith(b"\x89PNG")
     assert first[1].startswith(b"%PDF")
-
-
-def bars(heights: list[float], title: str) -> Figure:
-    figure = figures.new(2, 2)
-    figure.subplots().bar(range(len(heights)), heights)
-    figures.entitle(figure, title)
-    return figure
-
-
-def test_a_figure_that_shows_the_same_is_not_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Path] = []
-    save = figures.save
-
-    def counted(figure: Figure, path: Path, **options: Any) -> None:
-        drawn.append(path)
-        save(figure, path, **options)
-
-    monkeypatch.setattr(figures, "save", counted)
-    path = tmp_path / "bars.png"
-
-    def draws(heights: list[float], title: str = "bars") -> int:
-        before = len(drawn)
-        figures.draw(path, bars, heights, title, dpi=20)
-        return len(drawn) - before
-
-    assert draws([1.0, 2.0]) == 1
-    content = path.read_bytes()
-    assert draws([0.5 + 0.5, 2.0], "".join(["ba", "rs"])) == 0  # equal, not identical
-    assert path.read_bytes() == content
-    assert draws([1.0, 3.0]) == 1
-    assert draws([1.0, 3.0], "others") == 1
-    path.with_suffix(".pdf").unlink()
-    assert draws([1.0, 3.0], "others") == 1
-    path.write_bytes(path.read_bytes()[:-20])  # a process died while it wrote
-    assert draws([1.0, 3.0], "others") == 1
-    save(bars([1.0], ""), path)  # by an earlier version, which stored no digest
-    assert draws([1.0, 3.0], "others") == 1
-    assert draws([1.0, 3.0], "others") == 0

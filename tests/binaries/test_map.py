@@ -4,13 +4,11 @@ import csv
 import itertools
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import pytest
 from absl import flags
@@ -25,7 +23,7 @@ from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
 from fedjax_inv_experiments.papers import study
 from fedjax_inv_experiments.reporting import figures as drawing
-from fedjax_inv_experiments.running import launch, records
+from fedjax_inv_experiments.running import launch
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
 from fedjax_inv_experiments.shift_map.cells import Cell
 
@@ -57,10 +55,6 @@ def test_equal_differences_are_no_evidence() -> None:
     one, two = (right / 360).astype(np.float32).astype(float)
     assert len({*(one - two)}) > 1
     assert np.isnan(verdicts.p_value(one - two))
-
-
-def test_a_difference_of_single_images_between_seeds_is_no_rounding() -> None:
-    assert verdicts.p_value([0.5, 0.5001, 0.4999]) < 1e-6
 
 
 @pytest.mark.parametrize("level", [0.01, 0.05, 0.3])
@@ -134,53 +128,19 @@ def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None
     assert len(terms) == len(table.columns_of(data))
 
 
-def test_rates_of_methods_with_a_hyperparameter_are_among_the_others() -> None:
-    assert set(methods.FEW_RATES) < set(methods.RATES)
-    assert len(methods.RATES) == 9 == 3 * len(methods.FEW_RATES)
-    for name, method in methods.LISTED.items():
-        assert len(method.values) == (3 if method.hyper else 0), name
-    flags_of = methods.LISTED["cafe"].flags(30, 320)
-    assert "--learning_rate=0.005,0.02,0.07" in flags_of  # with momentum a tenth
-    assert "--set=num_rounds=30" in methods.LISTED["feddg_ga"].flags(30, 320)
-
-
-def test_an_own_row_with_a_grid_has_as_many_settings_as_the_others(tmp_path: Path) -> None:
-    own = "examples.own_algorithm:signs"
-    words = ("--columns=labels", f"--rows=fedprox,{own}", "--grid=weight_decay=0.001,0.01,0.1")
-    found = table.select(MAP, "digits", options(tmp_path, *words))
-    assert found[:2] == table.select(MAP, "digits", options(tmp_path, *words[:1], "--rows=fedprox"))
-    chosen = command_line.of_arguments([], found[2].flags, nonfinite="mark")
-    (cell,) = grid.cells(chosen, [None])
-    tried = {(run.hyper["weight_decay"], run.hyper["learning_rate"]) for run in cell.runs}
-    assert len(tried) == 9
-    assert {decay for decay, _ in tried} == {0.001, 0.01, 0.1}
-
-
-@pytest.mark.parametrize(
-    ("rows", "value", "error"),
-    [
-        ("fedprox", "mu=1,2", "needs a row of your own"),
-        *(("a:b", each, "must be a setting and") for each in ("mu", "mu=", "=1", "mu=1,x", "1")),
-    ],
-)
-def test_a_wrong_grid_is_told(tmp_path: Path, rows: str, value: str, error: str) -> None:
-    with pytest.raises(UsageError, match=rf"^--grid={value}: {error}"):
-        table.select(MAP, "digits", options(tmp_path, f"--rows={rows}", f"--grid={value}"))
-
-
 def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
     words = ("--rounds=60", "--clients=20", "--columns=labels", "--rows=erm,feddg_ga")
     chosen = options(tmp_path, *words)
     _, erm, adjusted = table.select(MAP, "digits", chosen)
     assert "--batch_size=640" in erm.flags
     assert "--set=num_rounds=60" in adjusted.flags
-    with pytest.raises(UsageError, match=r"^--batch_size: must be left out"):
+    with pytest.raises(UsageError, match="--batch_size"):
         table.select(MAP, "digits", options(tmp_path, *words, "--batch_size=16"))
     # ERM takes as many examples as the clients of a round.
     _, erm, _ = table.select(MAP, "digits", options(tmp_path, *words, "--cohort=5"))
     assert "--batch_size=160" in erm.flags
     none = [word.replace("20", "0") for word in words]
-    with pytest.raises(UsageError, match=r"^--clients=0: must be above 0: erm takes"):
+    with pytest.raises(UsageError, match="--clients"):
         table.select(MAP, "digits", options(tmp_path, *none))
     assert table.select(MAP, "digits", options(tmp_path, *none[:-1], "--rows=fedprox"))
 
@@ -305,27 +265,6 @@ def test_a_small_map(small: tuple[Path, str]) -> None:
     assert '"round": 0' not in next(iter(logged)).read_text()
 
 
-def test_some_columns_do_not_replace_the_whole_map(small: tuple[Path, str]) -> None:
-    folder, _ = small
-    assert not (folder / "digits" / "map.csv").exists()
-    record = json.loads((folder / "digits" / "map_some.json").read_text())
-    assert "--rows=fedprox --columns=labels" in record["command"]
-
-
-def test_a_table_of_some_rows_names_the_one_that_it_replaces(
-    small: tuple[Path, str], tmp_path: Path
-) -> None:
-    path = with_seeds(small[0], tmp_path, [8, 9]).with_suffix("")
-    record = records.read(path.with_suffix(".json"), records.Origin)
-    other = msgspec.structs.replace(record, command="fedjax-inv map --rows=moon")
-    assert "replace" not in small[1]
-    assert study._replaced(path, record) == study._replaced(tmp_path / "new", record) == ""
-    words = f"{path}.md, and the files beside it, replace those of another command: fedjax-inv map"
-    assert study._replaced(path, other).startswith(words)
-    path.with_suffix(".json").write_text("{")
-    assert study._replaced(path, other) == ""
-
-
 @pytest.mark.slow
 def test_rows_added_later_run_alone(
     small: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -391,32 +330,6 @@ def with_seeds(folder: Path, to: Path, seeds: list[int]) -> Path:
     return to / "map_some.csv"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--data=mnist", *SMALL[:-1]], "must be a map of the same data, mnist"),
-        ([*SMALL, "--rounds=3", "--seeds=2"], "must be a map of as many rounds, 3"),
-        ([*SMALL, "--seeds=3,1,2"], "must be a map of other seeds, both have 1"),
-    ],
-)
-def test_only_the_same_map_with_other_seeds_is_a_comparison(
-    words: list[str], message: str, small: tuple[Path, str], tmp_path: Path
-) -> None:
-    beside = f"--beside={small[0] / 'digits' / 'map_some.csv'}"
-    chosen = options(tmp_path, *words, beside)
-    with pytest.raises(UsageError, match=f"^--beside=.*: {message}$"):
-        table.select(MAP, *chosen.data, chosen)
-
-
-def test_cells_without_a_test_are_not_compared_with_another_map(
-    small: tuple[Path, str], tmp_path: Path
-) -> None:
-    beside = with_seeds(small[0], tmp_path, [8, 9])
-    shown = cell("fedprox", "labels", columns.LISTED["labels"].at, (50, 51), verdicts.NONE)
-    assert ": 1 of 1 cells have the same word" in table._agreement([shown], beside)
-    assert ": 0 of 0 cells" in table._agreement([shown._replace(word="")], beside)
-
-
 def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
     means = {"fedavg": "nan", "a": "1", "b": "-2", "c": "3", "d": "2", "e": "nan", "erm": "9"}
     text = "method,shift,severity,word,difference\n" + "".join(
@@ -425,32 +338,11 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
     )
     (tmp_path / "map.csv").write_text(text)
     assert table.best_of(tmp_path / "map.csv") == ("fedavg", "c", "d", "a")
-    with pytest.raises(UsageError, match=r"^--study=severity: must come after --study=map"):
+    with pytest.raises(UsageError, match="--study"):
         table.best_of(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UsageError, match=r"other.csv: must be the csv file of a map"):
+    with pytest.raises(UsageError, match="csv"):
         table.best_of(tmp_path / "other.csv")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--rows=fedpro"], r"^--rows=fedpro: unknown; did you mean fedpr"),
-        (["--columns=label"], r"^--columns=label: unknown; did you mean labels"),
-        (["--columns=labels,labels"], r"^--columns=labels,labels: must be one or several"),
-        (["--columns=unseen"], r"^--columns=unseen: does not fit --data=digits; must be one of"),
-        (["--select=oracle"], r"--select=oracle: must be validation"),
-        (["--learning_rate=0.1"], r"^--learning_rate: must be left out: each method selects one"),
-        (["--set=proximal=0.1"], r"^--set: must be left out: each method selects one of nine"),
-        (["--study=severity"], r"^--study=severity: must come after --study=map, or with --rows"),
-    ],
-)
-def test_wrong_words_are_refused_in_one_line(
-    words: list[str], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        study.run_all(table.PAPER, options(tmp_path, *words))
-    assert not list(tmp_path.iterdir())
 
 
 # figures
@@ -492,18 +384,6 @@ def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Pat
     assert values[1, 0] == 11
     assert values.mask[0].all()  # FedAvg's row has no colour
     assert "paired t test over 2 seeds" in drawn[0].get_suptitle().replace("\n", " ")
-
-
-@pytest.mark.parametrize("draw", [figures.heat_map, figures.by_severity])
-def test_the_title_of_one_seed_promises_no_test_and_no_band(
-    draw: Callable[..., str], drawn: list[Figure], tmp_path: Path
-) -> None:
-    shown = [
-        cell(method, "labels", at, (50 + at,), "")._replace(seeds=1)
-        for method, at in itertools.product(["fedavg", "fedprox"], [1, 3])
-    ]
-    draw(tmp_path / "one.png", "digits", shown)
-    assert drawn[0].get_suptitle().endswith("one seed")
 
 
 def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(

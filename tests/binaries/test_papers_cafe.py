@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 import federations
 from fedjax_inv import devices, local, models, rounds
-from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line, config, grid
 from fedjax_inv_experiments.papers import cafe, drifting, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
@@ -150,29 +149,6 @@ def test_planted_rows_say_what_is_left_of_the_drift() -> None:
     assert [*removed.values()] == ["0.0", "10.0", "50.0", "0.0"]
 
 
-def test_numbers_of_the_paper() -> None:
-    first, second = (
-        {
-            (one.row, one.data, float(one.column.split()[1])): one.value
-            for one in cafe.NUMBERS
-            if one.source == table
-        }
-        for table in ("Table I", "Table II")
-    )
-    assert len(first) == len(second) == 5 * 3 * 3
-    assert first["CAFE", "cifar10", 0.1] == "67.29"
-    assert first["MOON", "fashion_mnist", 0.1] == "88.36"
-    assert first["FedProx", "cifar100", 1.0] == "38.22"
-    assert first["FedAvg", "cifar10", 0.5] == "43.31"
-    assert second["MOON", "fashion_mnist", 0.1] == "89.36"
-    assert second["FedProto", "cifar10", 1.0] == "64.45"
-    assert second["CAFE", "cifar100", 0.5] == "40.90"
-    assert {method for method, _, _ in first} == {row.series for row in cafe.methods("cifar10")}
-    # The column that both have.
-    differ = [at for at in first if at[2] == 0.1 and first[at] != second[at]]
-    assert differ == [("MOON", "fashion_mnist", 0.1), ("FedProto", "fashion_mnist", 0.1)]
-
-
 def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
     """A line of a log of four clients and four classes, the last client without test examples."""
     return {
@@ -281,12 +257,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return seen
 
 
-def test_the_caption_of_planted_drift_is_of_its_study_alone() -> None:
-    has = [name for name, one in cafe.PAPER.studies.items() if "planted drift" in one.caption]
-    assert has == ["planted"]
-    assert "planted" not in cafe.PAPER.caption
-
-
 def test_a_figure_shows_each_group_by_frequency(drawn: list[Figure], tmp_path: Path) -> None:
     done = [
         made_up(row, [[0.4 + 0.05 * i], [0.5 + 0.05 * i]])
@@ -326,16 +296,6 @@ def test_curves_are_of_accuracy_and_loss(drawn: list[Figure], tmp_path: Path) ->
         np.testing.assert_allclose(lines[0].get_xydata(), np.c_[[10, 20], expected])
     cafe.draw_against("imbalance factor")(tmp_path / "x.png", "digits", done)
     assert "test, accuracy in percent" in {axis.get_ylabel() for axis in drawn[1].axes}
-
-
-def test_a_row_must_watch_its_classes_and_be_one_program(tmp_path: Path) -> None:
-    rows = cafe.methods("digits")[-1:]
-    with pytest.raises(UsageError, match=r"^CAFE: --watch_classes=false: must be true"):
-        study.configs(cafe.PAPER, rows, tmp_path, ["--nowatch_classes"])
-    with pytest.raises(UsageError, match=r"^CAFE: --clients=0: must be above 0"):
-        study.configs(cafe.PAPER, rows, tmp_path, ["--clients=0", "--sampling_rate=1"])
-    with pytest.raises(UsageError, match=r"^CAFE: the flags ask for several cells"):
-        study.configs(cafe.PAPER, rows, tmp_path, ["--set=drift_mode=svd,row_mean"])
 
 
 @pytest.mark.slow

@@ -1,16 +1,14 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import runs
-from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.papers import drawings, fedipg, study
+from fedjax_inv_experiments.papers import fedipg, study
 from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
@@ -88,27 +86,6 @@ def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
     assert "none" not in found["last, %"]
 
 
-def test_captions_explain_the_columns_of_their_study() -> None:
-    captions = {name: one.caption for name, one in fedipg.PAPER.studies.items()}
-    of_rules = {name for name, text in captions.items() if "games, at the stop" in text}
-    assert of_rules == {"colours", "domains", "combinations", "stains"}
-    for name, words in {"ends": "level after", "exit": "client 0", "planted": "0 at L"}.items():
-        assert [each for each, text in captions.items() if words in text] == [name]
-    of_ends = captions["ends"].lower()
-    for rule in fedipg._ENDS:
-        assert rule.removeprefix("agreement ") in of_ends or rule.endswith("times")
-
-
-def test_flags_that_take_a_penalty_out_of_the_table_are_refused() -> None:
-    of_study = fedipg.PAPER.studies["penalties"]
-    flags = of_study.rows("rotated_digits")[0].flags
-    of_study.check(command_line.of_arguments(flags))
-    others = [flag for flag in flags if not flag.startswith("--set=penalty=")]
-    changed = command_line.of_arguments((*others, "--set=penalty=0.5"))
-    with pytest.raises(UsageError, match=r"^--set=penalty: must be 0, 0\.0001, 0\.001, 0\.01,"):
-        of_study.check(changed)
-
-
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
     first, *others = (command_line.of_arguments(row.flags) for row in fedipg.domains(data))
@@ -132,21 +109,6 @@ def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
         chosen = command_line.of_arguments([f"--held_out={held_out}"], row.flags)
         found = fedipg.numbers(RowResult(row, chosen, []), "rotated_mnist")
         assert bool(found) == has_number
-
-
-def test_a_map_of_regimes_has_the_penalties_that_were_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn: list[Any] = []
-    monkeypatch.setattr(drawings, "maps", lambda *a, **k: drawn.append(a))
-    last = runs.line(10, 0.5, test_score=0.7)
-    results = [RunResult(0, {"penalty": p}, p == 100, {}, last) for p in (100.0, 0.0)]
-    cell = CellResult("0.9", [], [], Result(Cell("fedipg", {}, "0.9", []), results))
-    row = RowResult(Row("x", (), "all, square", "1"), config.of(), [cell])
-    fedipg.draw_regimes(tmp_path / "map.png", "digits", [row])
-    ((_, _, (one,), columns, _),) = drawn
-    assert columns == ["0", "100"]
-    np.testing.assert_allclose(one.values, [[70, np.nan]])
 
 
 @pytest.mark.parametrize(("played", "sent"), [(20, 2.0), (40, 1.0), (100, 0.4)])

@@ -1,6 +1,5 @@
 """Which evaluation a rule selects, by hand."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -194,13 +193,3 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
     assert picked is not None
     cells = {("fedipg", "0.9"): "none", ("fedavg", "0.9"): "none"}
     assert report.table([picked], {}, cells).splitlines()[-1].split("|")[2].strip() == "none"
-
-
-def test_results_may_be_plain_dicts() -> None:
-    """As the studies of papers have them."""
-    picked = {name: rule.pick(LINES) for name, rule in RULES.items()}
-    one = RunResult(0, {"rate": 0.1}, False, picked, LINES[-1])
-    result = Result(Cell("fedipg", {}, "0.9", [Run(0, {"rate": 0.1})]), [one])
-    chosen = report.choose("fedipg", msgspec.to_builtins(result), "oracle")
-    assert chosen is not None
-    assert chosen.runs[0]["selected"]["round"] == 20

@@ -175,22 +175,3 @@ def test_a_prefix_may_stand_for_a_whole_tree() -> None:
     got = combined.finish(accumulator)
     assert_close(got["all"], tree.take(folded("total", ())[1], 0))
     assert_close(got["one"], folded("by size", ())[1]["b"][0])
-
-
-def test_weight_of_knows_names_and_passes_functions() -> None:
-    slots = tree.take(SLOTS, 0)
-    assert_equal(aggregators.weight_of("size")(slots), slots.size.astype(np.float32))
-    assert_equal(aggregators.weight_of("uniform")(slots), np.ones(S, np.float32))
-    assert aggregators.weight_of(fresh) is fresh
-    with pytest.raises(ValueError, match=r"weighting='sizes': must be one of size, uniform$"):
-        aggregators.weight_of("sizes")
-    with pytest.raises(ValueError, match="weighting: must take slots"):
-        aggregators.weight_of(lambda: 1.0)
-
-
-@pytest.mark.parametrize("weight", [lambda slots: slots.size[:, None], lambda slots: np.ones(1)])
-def test_a_weight_is_one_number_for_each_slot(weight: Any) -> None:
-    for aggregator in (aggregators.mean(weight), aggregators.weight_sum(weight)):
-        start = aggregator.init(np.zeros(2, np.float32), S)
-        with pytest.raises(ValueError, match=f"weighting: must return one number for each of {S}"):
-            aggregator.add(start, np.zeros((S, 2)), tree.take(SLOTS, 0))

@@ -10,12 +10,10 @@ import optax
 import pytest
 
 import federations
-import slow
 from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
-from fedjax_inv.algorithms import fedcfa, fedmix
+from fedjax_inv.algorithms import fedmix
 from fedjax_inv.averages import Averages
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations_of
 from fedjax_inv.data.simpson import Shaded, shade
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Tree
@@ -108,28 +106,6 @@ def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     assert not got.real[4:].any()
 
 
-def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
-    large = jnp.full((300, 2), 1000, jnp.float16)
-    means = chunk_means(
-        averages.as_numbers(large), large[:, :1], jnp.ones(300, bool), jax.random.key(0), 300
-    )
-    np.testing.assert_array_equal(means.x[0], 1000)
-    assert averages.as_numbers(large).dtype == jnp.float32
-
-
-def test_class_numbers_are_no_labels_to_average() -> None:
-    x, mask, key = jnp.ones((6, 2)), jnp.ones(6, bool), jax.random.key(0)
-    for means in (averages.chunk_means, averages.split_means):
-        with pytest.raises(UsageError, match=r"^y=int32 \(6,\): must be \[N, K\], such as one-hot"):
-            means(x, jnp.arange(6), mask, key, 2)
-
-
-def test_integers_with_columns_are_refused() -> None:
-    """They may be classes of several tasks, or labels."""
-    with pytest.raises(UsageError, match=r"^y=int32 \(3, 2\): must be \[B\] if it has integers"):
-        averages.columns(jnp.ones((3, 2), jnp.int32), 2)
-
-
 def shard_of(who: int) -> Shard:
     return federations.shard_of(HELD, who)
 
@@ -162,19 +138,6 @@ def test_a_clients_rows_are_means_of_its_own_chunks(
 
     for who, expected in lengths.items():
         check(of(jnp.int32(who)), set(federations.rows_of(HELD, who).tolist()), expected)
-
-
-def test_a_chunk_may_be_longer_than_any_client() -> None:
-    """Also where its length times the rows is no number of 32 bits."""
-    told = averages.of_shard(
-        shard_of(0),
-        jax.random.key(1),
-        num_classes=NUM_CLASSES,
-        rows=100,
-        length=10**8,
-        batch_size=9,
-    )
-    check(told, set(federations.rows_of(HELD, 0).tolist()), [HELD.size[0]])
 
 
 def test_draws_are_of_real_rows_and_keep_inputs_with_their_labels() -> None:
@@ -304,29 +267,6 @@ def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
     np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
 
 
-def test_what_has_no_average_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"^inputs: are int32; must be 8-bit images or in floating"
-    ):
-        averages.as_numbers(jnp.zeros((2, 3), jnp.int32))
-    with pytest.raises(ValueError, match=r"^inputs: are a tree of arrays; must be one array"):
-        averages.as_numbers({"image": jnp.zeros((2, 3))})
-    x = jnp.zeros((2, 3))
-    for call, words in (
-        (lambda: averages.exchanged(MODEL, combining="pools"), "combining='pools': must be one of"),
-        (lambda: averages.exchanged(MODEL, rows=0), "rows=0: must be an integer of at least 1"),
-        (lambda: averages.exchanged(MODEL, chunk=0), "chunk=0: must be an integer of at least 1"),
-        (lambda: averages.chunk_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "chunk=0: must"),
-        (
-            lambda: averages.chunk_means(x > 0, x, x[:, 0] > 0, jax.random.key(0), 2),
-            "x=bool .*: must be in floating point",
-        ),
-        (lambda: averages.split_means(x, x, x[:, 0] > 0, jax.random.key(0), 0), "rows=0: must"),
-    ):
-        with pytest.raises(ValueError, match=f"^{words}"):
-            call()
-
-
 # Painted images, which are rendered for the network.
 
 
@@ -351,15 +291,8 @@ def painted_and_rendered() -> tuple[Federation, Federation, Callable[[Tree], Arr
     return with_inputs(painted), with_inputs(jnp.asarray(seen)), render
 
 
-MIXING: dict[str, Callable[..., Algorithm]] = {
-    "fedmix": partial(fedmix.fedmix, ratio=0.3, rows=2),
-    "fedcfa": partial(fedcfa.fedcfa, top_k=2, rows=3, chunk=2),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow.after(1, MIXING))
-def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
+def test_painted_images_are_averaged_as_they_are_seen() -> None:
     """All is as if they had been rendered beforehand, after rounds of which clients miss some."""
     painted, rendered, render = painted_and_rendered()
     plain = federations.mlp()
@@ -373,7 +306,7 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
         held = painted if is_painted else rendered
         held = held._replace(data=held.data._replace(x=data))
         model = models.painted(plain, render) if is_painted else plain
-        made = MIXING[name](model, federations.steps(0.1))
+        made = fedmix.fedmix(model, federations.steps(0.1), ratio=0.3, rows=2)
         state = rounds.init(made, variables, held, jax.random.key(0))
         return rounds.run(made, state, schedule, held, axis=devices.chunked(2))[0]
 
@@ -385,17 +318,13 @@ def test_painted_images_are_averaged_as_they_are_seen(name: str) -> None:
     after = got.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
     assert np.abs(after - before).max() > 1e-3
     # What the server holds is means of what is seen, and of real examples only.
-    kept = got.side if name == "fedmix" else got.side.averages
-    assert kept.x.shape[-3:] == (6, 6, 3)
-    if name == "fedmix":
-        for client, size in enumerate(SIZES):
-            counts = np.array([-(-size // 2), size // 2])
-            total = np.zeros((6, 6, 3))
-            for row in federations.rows_of(painted, client):
-                total += np.asarray(rendered.data.x, float)[row]
-            np.testing.assert_allclose(
-                np.tensordot(counts, np.asarray(kept.x[client]), 1), total, atol=1e-4
-            )
+    for client, size in enumerate(SIZES):
+        counts = np.array([-(-size // 2), size // 2])
+        total = np.zeros((6, 6, 3))
+        for row in federations.rows_of(painted, client):
+            total += np.asarray(rendered.data.x, float)[row]
+        mean = np.asarray(got.side.x[client])
+        np.testing.assert_allclose(np.tensordot(counts, mean, 1), total, atol=1e-4)
 
 
 def test_a_painted_network_takes_images_that_are_rendered() -> None:

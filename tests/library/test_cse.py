@@ -192,11 +192,3 @@ def test_other_names_of_operations_lose_speed_alone(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cse, "_inner", lambda equation, kind, param: None)
     assert_equal(eliminate_common_subexpressions(RELU)(MATRIX), expected)
     assert products(eliminate_common_subexpressions(RELU), MATRIX) > before
-
-
-def test_an_error_of_the_function_is_its_own() -> None:
-    def wrong(x: Array) -> Array:
-        raise TypeError("of the loss")
-
-    with pytest.raises(TypeError, match="of the loss"):
-        eliminate_common_subexpressions(wrong)(MATRIX)

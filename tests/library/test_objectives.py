@@ -1,9 +1,7 @@
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,44 +27,6 @@ def test_masked_losses_follow_numpy(seed: int, size: int) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("objective", [objectives.cross_entropy, objectives.accuracy])
-@pytest.mark.parametrize(
-    ("logits", "labels", "mask"),
-    [
-        ((5, 3), (5, 1), (5,)),
-        ((5, 3), (1,), (5,)),
-        ((5, 3), (), (5,)),
-        ((5, 3), (5,), (1,)),
-        ((5, 3), (5,), (5, 1)),
-        ((5, 3), (5,), ()),
-        ((5,), (5,), (5,)),
-        ((2, 5, 3), (5,), (5,)),
-        ((5, 1, 3), (5,), (5,)),
-        ((1, 3), (5,), (5,)),
-    ],
-)
-def test_other_shapes_are_refused(objective, logits, labels, mask) -> None:
-    words = r"^(logits=.*labels=.* must be \[B\]; .*`loss=`|values=.*mask=.* must be bool \[B\]$)"
-    with pytest.raises(ValueError, match=words):
-        objective(jnp.ones(logits), jnp.ones(labels, jnp.int32), jnp.ones(mask, bool))
-
-
-@pytest.mark.parametrize(
-    ("values", "mask"),
-    [
-        (jnp.ones(5), jnp.ones(1, bool)),
-        (jnp.ones((5, 1)), jnp.ones(5, bool)),
-        (jnp.ones((5, 5)), jnp.ones((5, 5), bool)),
-        (jnp.ones(5), jnp.full(5, 0.5)),  # weights
-    ],
-)
-def test_a_masked_mean_of_other_shapes_is_refused(values, mask) -> None:
-    with pytest.raises(
-        ValueError, match=r"^values=.*: must be \[B\], and mask=.* must be bool \[B\]$"
-    ):
-        objectives.masked_mean(values, mask)
-
-
 def test_nothing_under_the_mask_reaches_the_gradient() -> None:
     values, mask = jnp.array([1.0, jnp.nan, 4.0]), jnp.array([True, False, True])
     grads = jax.grad(lambda scale: objectives.masked_mean(scale * values, mask))(jnp.ones(3))
@@ -76,22 +36,9 @@ def test_nothing_under_the_mask_reaches_the_gradient() -> None:
     assert jnp.isnan(objectives.masked_mean(values, ~mask))  # a real NaN is not hidden
 
 
-class Variants(chex.TestCase):
-    @chex.all_variants(with_pmap=False)
-    @parameterized.parameters(True, False)
-    def test_masked_mean(self, real: bool) -> None:
-        mean = self.variant(objectives.masked_mean)
-        values, mask = jnp.array([1.0, jnp.nan, 4.0]), jnp.array([True, False, True]) & real
-        np.testing.assert_allclose(mean(values, mask), 2.5 if real else 0.0)
-
-
 @pytest.mark.parametrize("label", [-1, 3, 99])
-def test_a_label_that_is_no_class_is_refused_or_nan(label: int) -> None:
+def test_a_label_that_is_no_class_makes_the_loss_nan(label: int) -> None:
     logits, labels, mask = jnp.ones((2, 3)), jnp.array([0, label]), jnp.array([True, True])
-    for objective in (objectives.cross_entropy, objectives.accuracy):
-        with pytest.raises(ValueError, match=rf"^labels\[1\]={label}: must be in 0\.\.2$"):
-            objective(logits, labels, mask)
-        assert jnp.isfinite(objective(logits, labels, mask.at[1].set(False)))
     traced = jax.value_and_grad(jax.jit(objectives.cross_entropy))
     assert jnp.isnan(traced(logits, labels, mask)[0])
     value, grads = traced(logits, labels, mask.at[1].set(False))
@@ -152,11 +99,6 @@ def test_cross_entropy_of_soft_labels_is_the_mean_over_classes() -> None:
     logits[2] = np.nan
     got = objectives.soft_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask))
     np.testing.assert_allclose(got, expected, rtol=1e-6)
-    with pytest.raises(
-        ValueError,
-        match=r"^logits=float32 \(4, 3\): .* labels=float32 \(4, 2\) must have the same shape$",
-    ):
-        objectives.soft_cross_entropy(jnp.asarray(logits), jnp.ones((4, 2)), jnp.asarray(mask))
 
 
 # Labels and values, against NumPy in float64.
@@ -294,26 +236,6 @@ def test_one_value_may_have_an_axis_or_not() -> None:
         for targets in (y, y[:, None])
     ]
     assert len({float(value) for value in each}) == 1
-
-
-@pytest.mark.parametrize("value", [1, 1.0, jnp.ones(())])
-def test_a_smoothing_with_which_nothing_is_learned_is_refused(value) -> None:
-    with pytest.raises(ValueError, match=r"^label_smoothing=1.*: must be below 1"):
-        objectives.smoothed_cross_entropy(value)
-
-
-@pytest.mark.parametrize(
-    ("outputs", "y", "mask", "words"),
-    [
-        ((5, 3), (5,), (5,), r"^outputs=.*: must be \[B, K\], and y=.* or \[B\] for K = 1$"),
-        ((5, 3), (4, 3), (5,), r"^outputs=.*: must be \[B, K\]"),
-        ((5, 3, 1), (5, 3, 1), (5,), r"^outputs=.*: must be \[B, K\]"),
-        ((5, 3), (5, 3), (4,), r"^mask=.*: must be bool \[5\]$"),
-    ],
-)
-def test_values_of_other_shapes_are_refused(outputs, y, mask, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        objectives.squared_error(jnp.ones(outputs), jnp.ones(y), jnp.ones(mask, bool))
 
 
 def test_the_defaults_fit_their_tasks() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import federations
 from federations import assert_equal
 from fedjax_inv import aggregators, devices, local, rounds, tree
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -250,22 +249,6 @@ def test_a_visit_has_its_client_and_its_round() -> None:
             assert upload["size"] == federations.SIZES[who]
 
 
-def test_an_absent_client_gets_no_examples() -> None:
-    present = [True, True, False, True, False]
-    ((_, (report,)),) = steps(one, once([0, 1, 2, 3, 4], present))
-    assert_equal(report.metrics["size"], np.array([4, 0, 0, 7, 0], np.int32))
-    assert_equal(report.size, np.array(federations.SIZES, np.int32))
-
-
-def test_a_broadcast_that_nobody_received_counts_as_a_round() -> None:
-    schedule = tree.take(federations.schedule(), slice(5))  # nobody attends round 2
-    schedule = schedule._replace(delay=jnp.ones_like(schedule.delay))
-    state, _ = steps(one, schedule, history=3)[-1]
-    # In rounds 2 and 3 the number was 2; round 4 receives the broadcast of round 3.
-    assert {upload["heard"] for upload in received(state).values()} == {2}
-    assert state.round == 5
-
-
 @pytest.mark.parametrize("recorded", [0, 1])
 def test_exchanges_follow_each_other_and_have_histories_of_their_own(recorded: int) -> None:
     schedule = full()._replace(delay=jnp.ones_like(full().delay))
@@ -291,15 +274,6 @@ def test_keys_differ_by_round_exchange_and_client_but_not_by_slot() -> None:
             assert received(state) == received(other)
             seen += [upload["key"] for upload in received(state).values()]
     assert len(set(seen)) == len(seen) == 2 * 6 * (C - 1)
-
-
-def test_the_keys_follow_the_run() -> None:
-    keys = []
-    for seed in range(2):
-        state = rounds.init(one(), empty(C), FEDERATION, jax.random.key(seed))
-        ((state, _),) = steps(one, tree.take(full(), slice(1)), state)
-        keys += [upload["key"] for upload in received(state).values()]
-    assert len(set(keys)) == len(keys)
 
 
 def test_only_clients_that_are_present_and_have_examples_count() -> None:
@@ -360,20 +334,6 @@ def test_attends_decides_for_each_client_and_round() -> None:
         assert_equal(state.clients["rounds"], np.array(counts, np.int32))
 
 
-def until_two() -> Algorithm:
-    """Return an exchange that clients attend until the server has counted to 2."""
-    return toy(exchange(attends=lambda server, who, round: server[0] < 2))
-
-
-def test_an_exchange_that_nobody_attends_is_the_identity() -> None:
-    _, (before, _), *after = steps(until_two, full())
-    assert before.server[0] == 2
-    for t, (state, (report,)) in enumerate(after, 3):
-        assert_equal((state.server, state.clients), (before.server, before.clients))
-        assert state.round == t
-        assert not report.present.any()
-
-
 def poisonous() -> Algorithm:
     """Return an algorithm in which client NAN uploads a NaN and INFINITE reports an infinity."""
 
@@ -398,16 +358,6 @@ def test_a_nonfinite_upload_is_reported_and_dropped_on_demand(drop: bool) -> Non
     assert set(received(state)) == ({0, 4} if drop else {0, 4, INFINITE, NAN})
     if not drop:
         assert np.isnan(received(state)[NAN]["heard"])
-
-
-def test_a_round_of_nothing_but_nan_is_unattended() -> None:
-    who = [NAN, 1, 0, 2, 4]
-    schedule = once(who, [client in (NAN, 1) for client in who])
-    before = start(poisonous)
-    ((after, (report,)),) = steps(poisonous, schedule, before, drop_nonfinite=True)
-    # An absent client counts as finite, whatever it returned.
-    assert_equal(report.finite, np.array([client != NAN for client in who]))
-    assert_equal((after.server, after.clients), (before.server, before.clients))
 
 
 def test_a_client_with_more_examples_than_a_full_batch_is_reported() -> None:
@@ -477,20 +427,6 @@ def test_run_stacks_the_reports_of_its_steps() -> None:
     assert_equal(reports, stacked)
 
 
-def test_a_state_can_be_donated_although_its_leaves_started_as_one_array() -> None:
-    algorithm = one()._replace(
-        init_server=lambda setup: (jnp.float32(0), {**setup.variables, "again": setup.variables})
-    )
-    variables = empty(C)
-    state = rounds.init(algorithm, variables, FEDERATION, jax.random.key(0), history=2)
-    leaves = jax.tree.leaves((state, variables))
-    pointers = {leaf.unsafe_buffer_pointer() for leaf in leaves if leaf.dtype == jnp.float32}
-    assert len(pointers) == sum(leaf.dtype == jnp.float32 for leaf in leaves)
-    bumped = jax.jit(lambda state: state._replace(round=state.round + 1), donate_argnums=0)(state)
-    assert bumped.round == 1
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(variables))
-
-
 def test_the_first_state_has_the_types_of_later_ones() -> None:
     """A weak type, as that of jnp.full(3, 0.5), would let the second segment compile again."""
 
@@ -508,151 +444,3 @@ def test_the_first_state_has_the_types_of_later_ones() -> None:
 
 def late(schedule: Cohort, delay: int) -> Cohort:
     return schedule._replace(delay=jnp.full_like(schedule.delay, delay))
-
-
-MISTAKES = [
-    (once([0, C]), f"round 0 names client {C}: must be in 0..{C - 1}"),
-    (once([-1, 0]), f"round 0 names client -1: must be in 0..{C - 1}"),
-    (once([3, 3]), "round 0 names a client twice: must be once"),
-    (late(once([0, 3]), -1), r"a delay of -1: must be in 0..1, .* history=2"),
-    (late(once([0, 3]), 2), r"a delay of 2: must be in 0..1, .* history=2"),
-]
-
-
-@pytest.mark.parametrize(("schedule", "words"), MISTAKES)
-def test_a_schedule_that_does_not_fit_is_one_line(schedule: Cohort, words: str) -> None:
-    algorithm = one()
-    state = start(one, 2, 2)
-    for call in (
-        lambda: rounds.run(algorithm, state, schedule, FEDERATION, axis=devices.vmapped()),
-        lambda: rounds.step(
-            algorithm, state, tree.take(schedule, 0), FEDERATION, axis=devices.vmapped()
-        ),
-    ):
-        with pytest.raises(ValueError, match=f"^schedule: {words}") as error:
-            call()
-        assert "\n" not in str(error.value)
-
-
-def test_a_traced_schedule_is_not_checked() -> None:
-    algorithm = one()
-    run = functools.partial(rounds.run, algorithm, axis=devices.vmapped())
-    state = start(one, 2, 2)
-    for schedule, _ in MISTAKES:
-        _, (report,) = jax.eval_shape(run, state, schedule, FEDERATION)
-        assert report.present.shape == schedule.who.shape
-
-
-@pytest.mark.parametrize("sizes", [federations.SIZES[1:], (*federations.SIZES, 2)])
-def test_a_state_of_another_federation_is_one_line(sizes: tuple[int, ...]) -> None:
-    algorithm, other = one(), federations.federation(sizes)
-    words = f"^federation: has {len(sizes)} clients, must have {C}, as the state has"
-    for call in (rounds.step, rounds.run):
-        cohort = federations.cohort([0, 1]) if call is rounds.step else once([0, 1])
-        with pytest.raises(ValueError, match=words):
-            call(algorithm, start(one, 2), cohort, other, axis=devices.vmapped())
-
-
-def test_init_refuses_no_history_and_rows_out_of_range() -> None:
-    with pytest.raises(ValueError, match="history=0: must be an integer of at least 1"):
-        start(one, C, 0)
-    beyond = FEDERATION._replace(size=FEDERATION.size.at[0].set(99))
-    with pytest.raises(ValueError, match=r"start\[0\]=0: must lie, with size\[0\]=99, in the"):
-        rounds.init(one(), empty(C), beyond, jax.random.key(0))
-
-
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_parameters_in_half_precision_are_refused(dtype: Any) -> None:
-    """The sum of numbers of examples, by which the server divides, may be infinite in float16."""
-    variables = {"scale": jnp.zeros(2), "w": jnp.zeros(3, dtype), "flag": jnp.bool_(True)}
-    words = rf"^variables: has {jnp.dtype(dtype)} at \['w'\], must have float32 .*computed_in"
-    with pytest.raises(UsageError, match=words):
-        rounds.init(one(), variables, FEDERATION, jax.random.key(0))
-
-
-def spoiled(**replaced: Any) -> Algorithm:
-    """Return an algorithm whose server has an array and whose clients have a pair."""
-    algorithm = toy(Exchange(lambda server: server, idle, aggregators.total(), unchanged))
-    changed = algorithm.exchanges[0]._replace(**replaced)
-    return algorithm._replace(
-        init_server=lambda setup: {"w": jnp.zeros(3), "more": (jnp.int32(0),)},
-        init_client=lambda server, who: (jnp.zeros(2), None),
-        exchanges=(changed,),
-    )
-
-
-def idle(visit: Visit) -> Reply:
-    return Reply(visit.own, (), {})
-
-
-def unchanged(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-    return server
-
-
-MISSHAPEN = [
-    # A shape that could be broadcast, one that could not, another dtype.
-    (lambda server: {**server, "w": jnp.zeros(1)}, r"float32\[1\] at \['w'\], .* float32\[3\]"),
-    (lambda server: {**server, "w": jnp.zeros(4)}, r"float32\[4\] at \['w'\], .* float32\[3\]"),
-    (lambda server: {**server, "more": (0.5,)}, r"float32\[\] at \['more'\]\[0\], .* int32\[\]"),
-    (lambda server: {"w": server["w"]}, r"nothing at \['more'\]\[0\], must return int32\[\]"),
-    (lambda server: {**server, "x": 1}, r"int32\[\] at \['x'\], must return nothing"),
-    (lambda server: {**server, "more": [0]}, r"PyTreeDef.*\[\*\].*, must return PyTreeDef"),
-]
-
-
-@pytest.mark.parametrize(("change", "words"), MISSHAPEN)
-def test_a_server_with_other_leaves_is_one_line(change: Callable[[Tree], Tree], words: str) -> None:
-    algorithm = spoiled(update=lambda server, aggregated, cohort: change(server))
-    words = rf"^exchanges\[0\]\.update: returns {words}.*, as init_server does$"
-    refused(algorithm, words)
-
-
-def test_numpy_and_python_numbers_have_jaxs_types() -> None:
-    """float64 of NumPy is float32 in a program."""
-    algorithm = spoiled(
-        update=lambda server, aggregated, cohort: {"w": np.full(3, 0.5), "n": np.int64(1)},
-        client=lambda visit: Reply((np.ones(2), None), (), {"one": 1}),
-    )
-    algorithm = algorithm._replace(init_server=lambda setup: {"w": np.zeros(3), "n": np.int64(0)})
-    state = rounds.init(algorithm, (), FEDERATION, jax.random.key(0))
-    state, (report,) = rounds.step(
-        algorithm, state, federations.cohort([0, 1]), FEDERATION, axis=devices.vmapped()
-    )
-    np.testing.assert_array_equal(state.server["w"], [0.5] * 3)
-    np.testing.assert_array_equal(report.metrics["one"], [1, 1])
-
-
-@pytest.mark.parametrize(
-    ("own", "words"),
-    [
-        (lambda own: (own[0][:1], None), r"float32\[1\] at \[0\], must return float32\[2\]"),
-        (lambda own: (own[0].astype(jnp.bfloat16), None), r"bfloat16\[2\] at \[0\], .* float32"),
-        (lambda own: (own[0], own[0]), r"float32\[2\] at \[1\], must return nothing"),
-    ],
-)
-def test_an_own_state_with_other_leaves_is_one_line(
-    own: Callable[[Tree], Tree], words: str
-) -> None:
-    algorithm = spoiled(client=lambda visit: Reply(own(visit.own), (), {}))
-    refused(algorithm, rf"^exchanges\[0\]\.client: returns {words}.*, as init_client does$")
-
-
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (lambda own: (own, (), {}), "the result of .*: is of type tuple, must be a Reply"),
-        (lambda own: Reply(own, (), 0.5), "the metrics of .*=0.5: must be a dict"),
-        (lambda own: Reply(own, [1.0], {}), "aggregate: must be an aggregator, or a tree of them"),
-    ],
-)
-def test_a_reply_of_another_kind_is_one_line(reply: Callable[[Tree], Any], words: str) -> None:
-    algorithm = spoiled(client=lambda visit: reply(visit.own), aggregate=(aggregators.total(),))
-    refused(algorithm, f"^{words}")
-
-
-def refused(algorithm: Algorithm, words: str) -> None:
-    """Assert that a round is refused in one line."""
-    state = rounds.init(algorithm, (), FEDERATION, jax.random.key(0))
-    cohort = federations.cohort([0, 1])
-    with pytest.raises(UsageError, match=words):
-        rounds.step(algorithm, state, cohort, FEDERATION, axis=devices.vmapped())

@@ -98,11 +98,6 @@ def test_an_accuracy_is_compared_in_32_bits_outside_of_programs_too(above) -> No
         assert stops.round == 3 * above
 
 
-def test_a_distance_below_0_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^within=-0\.1: must be a number of at least 0"):
-        played([0.5], [0.6], 0, within=-0.1)
-
-
 def test_without_thresholds_no_run_ends():
     stops, ended = played([0.5, 0.1], [], 0)
     assert stops.round.shape == (0,)
@@ -121,23 +116,3 @@ def test_measure_learns_whether_it_is_needed(accuracy):
         measure=lambda is_needed: needed.append(bool(is_needed)) or jnp.float32(0),
     )
     assert needed == [accuracy < 0.5]
-
-
-@pytest.mark.parametrize(
-    ("thresholds", "words"),
-    [
-        ([0.5], r"^thresholds=float32 \(1,\): must be \[2\], as in stops$"),
-        ([0.5, 0.6, 0.7], r"^thresholds=float32 \(3,\): must be \[2\], as in stops$"),
-        ([0.5, jnp.nan], r"^thresholds=\[0.5, nan\]: must not be NaN$"),
-    ],
-)
-def test_other_thresholds_than_those_of_the_stops_are_refused(thresholds, words) -> None:
-    with pytest.raises(ValueError, match=words):
-        stopping.update(
-            stopping.init(2, ()),
-            jnp.float32(0.1),
-            thresholds=jnp.array(thresholds),
-            num_rounds=jnp.int32(1),
-            warm_start=0,
-            measure=lambda needed: (),
-        )
