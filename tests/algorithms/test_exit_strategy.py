@@ -13,7 +13,7 @@ import pytest
 
 import federations as tiny
 from federations import assert_equal, plain
-from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
+from fedjax_inv import devices, local, models, objectives, rounds, tree
 from fedjax_inv.algorithms import (
     exit_strategy,
     fedavg,
@@ -457,37 +457,6 @@ def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
     assert all(turn.any(1).any() and not turn.all(1).all() for turn in got)
     for probe in (gradient, products):
         assert_equal(probe, np.broadcast_to(phase, probe.shape))
-
-
-@pytest.mark.slow
-def test_an_exit_goes_inside_of_reuse_and_then_forgets_who_left() -> None:
-    algorithm = missing.reuse(wrapped_fedavg(smoothness=1.5))
-    schedule = full(8)
-    schedule.present[PHASE + 1 :, 0] = False  # whose last upload stands in
-    _, after, _ = run(algorithm, regression(planted=True), schedule)
-    assessing = exit_strategy.server_in(after.server)
-    assert assessing is not None
-    exits = exit_strategy.outcome(assessing).exits
-    assert_equal(np.flatnonzero(exits), np.array([PLANTED]))
-    memory = after.server.memories[0]
-    assert memory.arrived[PLANTED]
-
-    # Whatever is remembered of who has left, nothing comes of it; of who is absent, it does.
-    step = jax.jit(partial(rounds.step, algorithm, axis=devices.chunked(2)))
-
-    def after_one_more(doubled: int) -> np.ndarray:
-        factor = 1 + (np.arange(NUM_CLIENTS) == doubled)[:, None]
-        upload = jax.tree.map(lambda leaf: leaf * factor, memory.upload)
-        memories = (memory._replace(upload=upload), *after.server.memories[1:])
-        state = after._replace(
-            server=after.server._replace(memories=memories), key=jax.random.key(0)
-        )
-        state, _ = step(state, tree.take(schedule, -1), regression(planted=True))
-        return weights(state.server.wrapped.wrapped.variables.params)
-
-    expected = after_one_more(NUM_CLIENTS)
-    assert_equal(after_one_more(PLANTED), expected)
-    assert np.abs(after_one_more(0) - expected).max() > 1e-4
 
 
 def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
