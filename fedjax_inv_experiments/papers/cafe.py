@@ -3,27 +3,24 @@
 fedjax-inv paper cafe --study=groups --data=fashion_mnist
 
 Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
-half of the clients upload), imbalance (classes with long tails), groups (FedAvg and CAFE on clients
-that upload always or rarely, and on classes with many or few examples), ablation (Fig. 6: CAFE
-without its parts), drift (ways to turn a matrix into a direction), planted (clients whose
-classifier drifts in a known direction). Any flag of `sweep` applies to all rows. Other columns of
-the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I), --sampling_rate=0.3 (Table III) and
---local_epochs=10 (Table IV). Other strengths of Feature Calibration are --study=drift --rows=CAFE
---set=alpha=0.0,0.2,1.0. The server's momentum is --server_momentum=0.9 --learning_rate=0.001; it
-needs this learning rate.
+half of the clients upload), groups (FedAvg and CAFE on clients that upload always or rarely, and on
+classes with many or few examples), ablation (Fig. 6: CAFE without its parts). Any flag of `sweep`
+applies to all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
+--sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
+Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is
+--server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.papers import drawings, drifting, study
+from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
 from fedjax_inv_experiments.parts import participation
 from fedjax_inv_experiments.reporting import report
@@ -71,42 +68,30 @@ def methods(data: str) -> list[Row]:
 
 
 _FREQUENCIES = ("0.1", "0.5", "1")  # the first is the preset's
-_IMBALANCES = ("1", "10", "50", "100")  # the first is the preset's
 
 
-def _at(of: Row, frequency: str = _FREQUENCIES[0], imbalance: str = _IMBALANCES[0]) -> Row:
-    """A row at another communication frequency or imbalance, with one label in all studies."""
-    label, flags = of.label, of.flags
-    if frequency != _FREQUENCIES[0]:
-        label, flags = f"{label}-CF-{frequency}", (*flags, f"--frequency={frequency}")
-    if imbalance != _IMBALANCES[0]:
-        label, flags = f"{label}-IF-{imbalance}", (*flags, f"--imbalance={imbalance}")
-    return of._replace(label=label, flags=flags)
+def _at(of: Row, frequency: str) -> Row:
+    """A row at a communication frequency, with one label in all studies."""
+    if frequency == _FREQUENCIES[0]:
+        return of._replace(x=frequency)
+    label, flags = f"{of.label}-CF-{frequency}", (*of.flags, f"--frequency={frequency}")
+    return of._replace(label=label, flags=flags, x=frequency)
 
 
 def frequency(data: str) -> list[Row]:
     """Table II: half of the clients upload in a fraction of the rounds, the others in each."""
-    return [_at(row, each)._replace(x=each) for row in methods(data) for each in _FREQUENCIES]
-
-
-def imbalance(data: str) -> list[Row]:
-    """Long tails: FedAvg, and CAFE without and with Feature Calibration.
-
-    With a tail of 10 the first class has 10 times as many examples as the last.
-    """
-    compared = [_named(methods(data), "FedAvg"), _named(ablation(data), "CAFE-without-FC")]
-    compared.append(_named(methods(data), "CAFE"))
-    return [
-        _at(row, imbalance=each)._replace(x=each, series=row.label)
-        for row in compared
-        for each in _IMBALANCES
-    ]
+    return [_at(row, each) for row in methods(data) for each in _FREQUENCIES]
 
 
 def groups(data: str) -> list[Row]:
     """FedAvg and CAFE at all frequencies, with a long tail of 10."""
-    compared = [_named(methods(data), name) for name in _COMPARED]
-    return [_at(row, each, "10")._replace(x=each) for row in compared for each in _FREQUENCIES]
+    compared = [
+        _at(_named(methods(data), name), each) for name in _COMPARED for each in _FREQUENCIES
+    ]
+    return [
+        row._replace(label=f"{row.label}-IF-10", flags=(*row.flags, "--imbalance=10"))
+        for row in compared
+    ]
 
 
 def ablation(data: str) -> list[Row]:
@@ -122,56 +107,6 @@ def ablation(data: str) -> list[Row]:
         label = f"CAFE-without-{'+'.join(names)}"
         rows.append(cafe._replace(label=label, flags=(*cafe.flags, *off), series=label))
     return rows
-
-
-def drift(data: str) -> list[Row]:
-    """Ways to turn a matrix into a direction, the default first; the paper leaves this open."""
-    cafe = _named(methods(data), "CAFE")
-    others = ("row_mean", "classwise", "feature_ema")
-    return [
-        cafe,
-        *(
-            cafe._replace(
-                label=f"CAFE-{mode}",
-                flags=(*cafe.flags, f"--set=drift_mode={mode}"),
-                series=f"CAFE-{mode}",
-            )
-            for mode in others
-        ),
-    ]
-
-
-_DRIFTS = ("0", "0.3", "1")  # per round
-
-
-def planted(data: str) -> list[Row]:
-    """FedAvg and CAFE whose clients' classifiers drift in a known direction."""
-    of_cafe, linear = ("cafe",), "--set=parameter_calibration=false"
-    all_of_it, nothing = "--set=alpha=1", "--set=feature_calibration=false"
-    settings = {
-        "FedAvg": ("fedavg",),
-        "CAFE": of_cafe,
-        "CAFE-alpha-1": (*of_cafe, all_of_it),
-        "CAFE-without-FC": (*of_cafe, nothing),
-        "CAFE-without-PC-alpha-1": (*of_cafe, linear, all_of_it),
-        "CAFE-without-PC+FC": (*of_cafe, linear, nothing),
-    }
-    flags = _named(methods(data), "CAFE").flags
-    return [
-        Row(
-            f"{name}-drift-{drift}",
-            (
-                *flags,
-                f"--algorithm={drifting.__name__}:{algorithm}",
-                *own,
-                f"--set=drift={drift}",
-            ),
-            name,
-            drift,
-        )
-        for name, (algorithm, *own) in settings.items()
-        for drift in _DRIFTS
-    ]
 
 
 def _named(rows: Sequence[Row], label: str) -> Row:
@@ -259,38 +194,6 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
-def _planted_groups(result: RowResult) -> dict[str, list[float]]:
-    """Group of classes -> the selected accuracy of each seed, in percent."""
-    by_class = np.array([run["selected"]["score_by_class"] for run in result.only.runs], float)
-    half = by_class.shape[1] // 2  # as in `drifting.pushed`
-    parts = {"classes with drift": by_class[:, :half], "other classes": by_class[:, half:]}
-    return {name: [100 * float(np.nanmean(seed)) for seed in part] for name, part in parts.items()}
-
-
-def _planted_columns(result: RowResult) -> Cells:
-    """Accuracies at the selected evaluations, and what became of the drift."""
-    runs = result.only.runs
-    picked = [run["selected"] for run in runs]
-    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
-    (cell,) = grid.cells(result.config, [None])
-    found, share = (
-        [100 * line["train_metrics"][name] for line in picked if line["train_metrics"]]
-        for name in ("found", "planted")
-    )
-    is_on = cell.algorithm.endswith(":cafe") and cell.settings.get("feature_calibration", True)
-    default = (drifting.cafe.__kwdefaults__ or {})["alpha"]
-    alpha = runs[0]["hyper"].get("alpha", default) if is_on else 0.0
-    return {
-        "rate": f"{choice.hyper['learning_rate']:g}" if choice else "",
-        "test, %": study.percent(picked, "test_score"),
-        **{f"{name}, %": report.spread(of) for name, of in _planted_groups(result).items()},
-        "drift in the classifier, %": report.spread(share),
-        "drift in its direction, %": report.spread(found),
-        "drift removed, %": report.spread([alpha * each for each in found]),
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
-    }
-
-
 def _scores(result: RowResult) -> study.ByHeading:
     """The accuracies by which methods are compared."""
     headings = {
@@ -350,22 +253,16 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     return drawings.lines(path, data, panels, (5.0, 4.4))
 
 
-def draw_against(
-    x_label: str, groups_of: Callable[[RowResult], dict[str, list[float]]] = _groups_of
-) -> study.Draw:
-    """A function that draws accuracies of test and groups against x, with a line per method."""
-
-    def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
-        points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
-        for result in results:
-            if result.is_complete:
-                tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
-                for name, values in ({"test": tests} | groups_of(result)).items():
-                    series = points.setdefault(f"{name}, accuracy in percent", {})
-                    series.setdefault(result.row.series, []).append((result.row.x, values))
-        return drawings.against(path, data, x_label, points)
-
-    return draw
+def draw_frequency(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws accuracies of the test and of groups by communication frequency, a line per method."""
+    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
+    for result in results:
+        if result.is_complete:
+            tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
+            for name, values in ({"test": tests} | _groups_of(result)).items():
+                series = points.setdefault(f"{name}, accuracy in percent", {})
+                series.setdefault(result.row.series, []).append((result.row.x, values))
+    return drawings.against(path, data, "communication frequency", points)
 
 
 def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
@@ -402,31 +299,14 @@ def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
 _GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
 
-_ABOUT_DRIFT = (
-    "Of planted drift: its share of the squared entries of the classifier, the squared cosine of "
-    "its direction and the classifier's leading one, and alpha times that, which Feature "
-    "Calibration removes; means over the rounds since the last evaluation."
-)
-
 PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
         "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
-        "frequency": Study(
-            frequency, _columns, numbers, {"": draw_against("communication frequency")} | _GROUPS
-        ),
-        "imbalance": Study(imbalance, _columns, numbers, {"": draw_against("imbalance factor")}),
+        "frequency": Study(frequency, _columns, numbers, {"": draw_frequency} | _GROUPS),
         "groups": Study(groups, _columns, numbers, {"": draw_groups}),
         "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
-        "drift": Study(drift, _columns, numbers, _BY_ROUND, _scores),
-        "planted": Study(
-            planted,
-            _planted_columns,
-            figures={"": draw_against("drift of a round", _planted_groups)},
-            draws_rows=False,
-            caption=_ABOUT_DRIFT,
-        ),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "

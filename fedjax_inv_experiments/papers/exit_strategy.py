@@ -1,10 +1,9 @@
-"""Studies of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section IV).
+"""The study of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section IV).
 
 fedjax-inv paper fedipg --study=exit --data=mnist
 
-One of twenty clients, client 0, is slow, lossy or rotated. Studies: exit (Fig. 3: in several
-degrees; it trains like the others, may leave, or is absent), planted (in how many of ten seeds the
-rule finds it, and between which smoothnesses L of the loss it does).
+Fig. 3: one of twenty clients, client 0, is slow, lossy or rotated in several degrees; it trains
+like the others, may leave, or is absent.
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import phases, report
-from fedjax_inv_experiments.reporting.phases import Phase
 from fedjax_inv_experiments.running.records import Record
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
@@ -61,34 +59,6 @@ def leaving(data: str) -> list[Row]:
                 Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
                 for name, method in methods.items()
             ]
-    return rows
-
-
-# The degree of each kind in which it is planted.
-_PLANTED = {"rotated": "135", "slow": "20", "lossy": "0.1"}
-
-
-def planted(data: str) -> list[Row]:
-    """Client 0 is aberrant in one degree of each kind; runs end with the phase of measuring.
-
-    The paper's rule; for a lossy client also ours (`share`), and clients with stale networks.
-    """
-    study.check_data(data, _RATES)
-    rows = []
-    for kind, degree in _PLANTED.items():
-        if kind == "rotated" and data == "cifar10":
-            continue
-        rounds = _pretraining(data, kind)
-        flags = (
-            *_at(data, kind, degree),
-            *_exits(data, kind),
-            *(f"--{name}={rounds}" for name in ("rounds", "eval_every", "checkpoint_every")),
-            f"--seeds={','.join(map(str, range(10)))}",
-        )
-        rows.append(Row(f"{kind}-{degree}", flags))
-        if kind == "lossy":
-            rows.append(Row(f"{kind}-{degree}-share", (*flags, "--set=share=0.33")))
-            rows.append(Row(f"{kind}-{degree}-stale", (*flags, "--late=stale")))
     return rows
 
 
@@ -190,29 +160,11 @@ def _left(result: RowResult) -> Cells:
     """Which clients left, by the newest checkpoint."""
     if result.config.method.algorithm != ("exit_strategy",):
         return {}
-    exits = _phase(result).outcome.exits
+    (phase,) = phases.find(result.only.folder, trusted=result.config.trusted)
+    exits = phase.outcome.exits
     return {
         "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
         "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
-    }
-
-
-def _phase(result: RowResult) -> Phase:
-    """The phase of measuring of a row's runs, as their newest checkpoint has it."""
-    (phase,) = phases.find(result.only.folder, trusted=result.config.trusted)
-    return phase
-
-
-def planted_columns(result: RowResult) -> Cells:
-    """Which clients left, the server's L, and the L above which a client would leave."""
-    phase = _phase(result)
-    arrived = np.isfinite(phase.outcome.contributions[..., 0]).sum(1)
-    return {
-        **_left(result),
-        "rounds with an update of client 0": phases.in_range(arrived),
-        "L": phases.in_range(phase.outcome.smoothness),
-        "0 at L: client 0": phases.in_range(phase.critical[:, 0]),
-        "0 at L: others": phases.in_range(phase.critical[:, 1:]),
     }
 
 

@@ -3,12 +3,11 @@
 fedjax-inv paper fedipg --study=colours --data=colored_mnist
 
 Studies: colours (FedIPG where its penalty acts, beside FL Games), ends (the round that a rule
-selects, for several rules and strengths of the colour), regimes (where the penalty acts:
-local work x penalty x part of the network x estimator), domains (Table II), penalties (Fig. 4:
+selects, for several rules and strengths of the colour), domains (Table II), penalties (Fig. 4:
 FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten rules from digit to colour, each held
 out), stains (Table III, Fig. 7: coloured strokes, grounds or both), exit (Fig. 3: one of twenty
-clients is slow, lossy or rotated, and may leave), planted (in how many of ten seeds it leaves).
-Any flag of `sweep` applies to all rows; every seed draws its environments anew.
+clients is slow, lossy or rotated, and may leave). Any flag of `sweep` applies to all rows; every
+seed draws its environments anew.
 """
 
 from collections.abc import Callable, Sequence
@@ -75,37 +74,6 @@ def colours(data: str) -> list[Row]:
         _game(data, "sequential"),
         _game(data, "parallel"),
     ]
-
-
-_LOCAL = {
-    "1": ("full_batch", "--local_steps=1"),
-    "2": ("full_batch", "--local_steps=2"),
-    "5": ("full_batch", "--local_steps=5"),
-    "epoch": ("epochs", "--local_epochs=1"),
-}
-_TRIED = (0.0, 1.0, 1e2, 1e4, 1e5)  # penalties
-
-
-def regimes(data: str) -> list[Row]:
-    """Local work x penalty (in one run) x penalised part x estimator of s^2."""
-    rows = []
-    for part in ("classifier", "all"):
-        for estimator in ("square", "halves"):
-            for local, (work, flag) in _LOCAL.items():
-                # The server's Adam scales a single step, so it may have any size; several may not.
-                flags = (
-                    *_fedipg(data, work),
-                    flag,
-                    *(("--learning_rate=0.1", "--clip=1") if local in ("2", "5") else ()),
-                    f"--set=penalty_on={part}",
-                    f"--set=estimator={estimator}",
-                    f"--set=penalty={','.join(map(str, _TRIED))}",
-                    "--select=last",
-                    *(["--held_out=75"] if data == "rotated_digits" else []),
-                )
-                series = f"{part}, {estimator}"
-                rows.append(Row(f"{part}-{estimator}-{local}", flags, series, local))
-    return rows
 
 
 _DOMAINS = ("rotated_mnist", "pacs", "rotated_digits")
@@ -441,38 +409,22 @@ def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
 
 
 def _by_penalty(result: RowResult) -> Cells:
-    """Test accuracy by penalty: the mean over held-out domains; for one, at the last round."""
-    if len(result.cells) > 1:
-        tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
-        return {
-            f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
-            for penalty, test in tests.items()
-        }
-    cell = result.only
+    """Test accuracy by penalty, the mean over held-out domains."""
+    tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
     return {
-        f"test at the last, penalty {penalty:g}, %": study.last_test(_with_penalty(cell, penalty))
-        for penalty in dict.fromkeys(run["hyper"]["penalty"] for run in cell.result["runs"])
+        f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
+        for penalty, test in tests.items()
     }
 
 
-def _check_penalties(chosen: Config) -> None:
-    """Raises UsageError if runs of a domain differ in more than their seeds and penalties."""
+def _check_swept(chosen: Config) -> None:
+    """Raises UsageError if runs of a domain differ in more than their seeds and the penalties."""
     study.check_one_method(chosen)
     study.check_one_value(chosen, "penalty")
-
-
-def _check_swept(chosen: Config) -> None:
-    """Raises UsageError as `_check_penalties` does, and for other penalties than the table's."""
-    _check_penalties(chosen)
     (cell,) = grid.cells(chosen, [None])[:1]
     if {run.hyper["penalty"] for run in cell.runs} != {*_SWEPT}:
         text = ", ".join(f"{penalty:g}" for penalty in _SWEPT)
         raise UsageError("--set=penalty", ..., f"must be {text}, the columns of this study")
-
-
-def _check_regimes(chosen: Config) -> None:
-    study.check_one_cell(chosen)
-    _check_penalties(chosen)
 
 
 def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
@@ -570,34 +522,6 @@ def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
     )
 
 
-def draw_regimes(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Test accuracy at the last round, a map per penalised part and estimator."""
-
-    def mean(cell: CellResult, penalty: float) -> float:
-        runs = _with_penalty(cell, penalty)
-        if not runs or any(run["diverged"] for run in runs):
-            return np.nan
-        return 100 * float(np.mean([run["last"]["test_score"] for run in runs]))
-
-    runs = [run for result in results for run in result.only.result["runs"]]
-    penalties_run = sorted({run["hyper"]["penalty"] for run in runs})
-    maps = []
-    for series in dict.fromkeys(result.row.series for result in results):
-        of_series = [result for result in results if result.row.series == series]
-        means = [[mean(result.only, penalty) for penalty in penalties_run] for result in of_series]
-        maps.append(drawings.Map(series, np.array(means), [result.row.x for result in of_series]))
-    return drawings.maps(
-        path,
-        f"{data}: the held-out domain at the last round, mean over seeds",
-        maps,
-        [f"{penalty:g}" for penalty in penalties_run],
-        ("penalty", "local steps"),
-        limits=(10, 75),
-        decimals=0,
-        missing="div.",
-    )
-
-
 NUMBERS = study.printed("fedipg")
 
 
@@ -636,7 +560,6 @@ PAPER = study.Paper(
             _scores,
             caption=_ABOUT_SELECTION,
         ),
-        "regimes": Study(regimes, _by_penalty, numbers, {"": draw_regimes}, check=_check_regimes),
         "domains": Study(
             domains,
             _accuracies,
@@ -672,12 +595,6 @@ PAPER = study.Paper(
             check=exit_strategy.check,
             caption="At the last round; clients by their validation examples. Regular clients: "
             "without client 0, if it is rotated.",
-        ),
-        "planted": Study(
-            exit_strategy.planted,
-            exit_strategy.planted_columns,
-            check=study.check_one_setting,
-            caption="0 at L: the smoothness above which a client's mean contribution is negative.",
         ),
     },
     caption="Mean ± standard deviation over seeds, each of which draws its own environments.",

@@ -2,10 +2,9 @@
 
 fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
-Studies: methods (Tables 1 and 4), mixes (the scales of SMOOTH), classes (Tables 2 and 3), clients
-(Figures 1b, 2a, 8 to 10), steps (Figures 17 to 20), stops (the paper's rule and ours). Any flag of
-`sweep` applies to all rows (--seeds=0 for a first look); --rounds gives the baselines more steps
-than the games. Every seed draws its environments anew.
+Studies: methods (Tables 1 and 4), classes (Tables 2 and 3), clients (Figures 1b, 2a, 8 to 10),
+steps (Figures 17 to 20). Any flag of `sweep` applies to all rows (--seeds=0 for a first look);
+--rounds gives the baselines more steps than the games. Every seed draws its environments anew.
 """
 
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_inv.algorithms.fl_games import MEMORY_MIXES
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
 from fedjax_inv_experiments.experiment.config import Config
@@ -56,17 +54,6 @@ def methods(data: str) -> list[Row]:
     return rows
 
 
-def mixes(data: str) -> list[Row]:
-    """The three scales of SMOOTH; the first is the default."""
-    rows = []
-    for play in _PLAYS:
-        smooth = game(data, "F", play, "SMOOTH")
-        rows += [game(data, "F", play), smooth]
-        for mix in MEMORY_MIXES[1:]:
-            rows.append(Row(f"{smooth.label}-{mix}", (*smooth.flags, f"--set=memory_mix={mix}")))
-    return rows
-
-
 def classes(data: str) -> list[Row]:
     """Tables 2 and 3: two, five and ten classes.
 
@@ -104,22 +91,6 @@ def steps(data: str) -> list[Row]:
     of = game(data, "F", "parallel")
     some = [_variant(of, str(n), "steps", f"--local_steps={n}") for n in (1, 10, 30)]
     return [*some, _variant(of, "all", "steps", "--local_steps=0", "--local_epochs=1")]
-
-
-def stop_rules(data: str) -> list[Row]:
-    """The paper's stop, and ours: a centred ensemble whose accuracy is near the threshold."""
-    rows = []
-    ending = ("--rounds=600", "--after_stop=end")
-    for play in _PLAYS:
-        of = game(data, "F", play)
-        # The study of methods has a row of this label, which other flags end.
-        flags = (*of.flags, *ending, "--stop_below=0.6")
-        rows.append(Row(of.label, flags, place=f"{of.label}-below"))
-        near = ("--stop_below=0.62", "--stop_within=0.07")
-        rows.append(Row(f"{of.label}-near", (*of.flags, *ending, *near)))
-        flags = (*of.flags, *ending, *near, "--stop_centred")
-        rows.append(Row(f"{of.label}-near-centred", flags))
-    return rows
 
 
 def check(config: Config) -> None:
@@ -245,11 +216,9 @@ PAPER = study.Paper(
     DATA,
     {
         "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
-        "mixes": Study(mixes, _columns, numbers, _BY_ROUND, _scores),
         "classes": Study(classes, _columns, numbers, _scaling("classes")),
         "clients": Study(clients, _columns, numbers, _scaling("training clients")),
         "steps": Study(steps, _columns, numbers, _BY_ROUND | _scaling("local steps a round")),
-        "stops": Study(stop_rules, _columns, numbers, _BY_ROUND, _scores),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own environments, unless "

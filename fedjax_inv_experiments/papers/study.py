@@ -82,12 +82,11 @@ class Row(NamedTuple):
     series: str = ""  # the line in a figure on which the row is a point
     x: str = ""  # the x of that point
     start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
-    place: str = ""  # names its folder, if a row of another study has the same label
 
     @property
     def folder(self) -> str:
         """The name of the folder with its runs."""
-        return grid.folder_name(self.place or self.label)
+        return grid.folder_name(self.label)
 
 
 class CellResult(NamedTuple):
