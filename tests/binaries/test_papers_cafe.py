@@ -5,22 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-import federations
-from fedjax_inv import devices, local, models, rounds
 from fedjax_inv_experiments.experiment import command_line, config, grid
-from fedjax_inv_experiments.papers import cafe, drifting, study
+from fedjax_inv_experiments.papers import cafe, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.parts import participation
 from fedjax_inv_experiments.reporting import figures
-from fedjax_inv_experiments.running import sources
 from runs import no_figures
 
 
@@ -49,7 +43,7 @@ def test_a_label_is_one_run_in_all_studies() -> None:
         expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
         assert one.participation.frequency == float(expected.get("CF", 0.1))
         assert one.partition.imbalance == float(expected.get("IF", 1))
-    for name, value in (("frequency", "CF"), ("groups", "CF"), ("imbalance", "IF")):
+    for name, value in (("frequency", "CF"), ("groups", "CF")):
         for row in cafe.PAPER.studies[name].rows("digits"):
             assert f"{value} {row.x}," in cafe.where(chosen[row.label])
 
@@ -66,87 +60,6 @@ def test_parts_of_cafe_are_switched_off() -> None:
         **{"FedAvg": {}, "CAFE": {}, "FC": {fc: False}, "PC": {pc: False}, "HA": {ha: False}},
         "FC+HA": {fc: False, ha: False},
     }
-
-
-NUM_CLASSES, WIDTH, DRIFT, NUM_ROUNDS = 3, 4, 30.0, 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", "cafe"])
-def test_a_planted_drift_adds_up_and_is_removed_where_it_leads(name: str) -> None:
-    """Clients that train with a rate of 0 upload the drift alone.
-
-    The classifier is orthogonal to the drift and far smaller, so CAFE with alpha 1 removes it.
-    """
-    model = models.mlp(NUM_CLASSES, widths=(WIDTH,))
-    work = local.full_batch(optax.sgd(0.0, 0.9), capacity=8)
-    a, d = np.array([1.0, 0, 0]), np.ones(WIDTH) / 2
-    off = {"parameter_calibration": False}
-    make = getattr(drifting, name)
-    settings = {"fedavg": {}, "cafe": {"alpha": 1.0, **off}}[name]
-    algorithm = make(model, work, drift=DRIFT, **settings)
-    federation, key = federations.federation(), jax.random.key(0)
-    cohort = federations.cohort([0, 1, 2, 3, 4])
-    plain = np.random.default_rng(0).normal(size=(NUM_CLASSES, WIDTH)) * (a == 0)[:, None]
-    plain = (plain - np.outer(plain @ d, d)).astype(np.float32)
-
-    @jax.jit
-    def ended() -> Any:
-        variables = model.init(key, federation.data.x[:1])
-        params = variables.params._replace(
-            head=jax.tree.map(
-                lambda leaf: jnp.asarray(plain.T) if leaf.ndim == 2 else leaf, variables.params.head
-            )
-        )
-        state = rounds.init(algorithm, variables._replace(params=params), federation, key)
-        shown = []
-        for _ in range(NUM_ROUNDS):
-            state, reports = rounds.step(
-                algorithm, state, cohort, federation, axis=devices.chunked(1)
-            )
-            shown.append(reports[0].metrics)
-        x = federation.data.x
-        features, _ = model.encode(params.body, {}, x, jnp.ones(len(x), bool), False)
-        served = algorithm.predict(state.server, (), x)
-        return state.server.variables.params.head, shown, features, served
-
-    head, shown, features, served = federations.plain(ended())
-    (kernel,) = (leaf for leaf in jax.tree.leaves(head) if leaf.ndim == 2)
-    there = NUM_ROUNDS * DRIFT * np.outer(a, d)
-    np.testing.assert_allclose(kernel.T, plain + there, rtol=1e-5, atol=1e-5)
-    for count, metrics in enumerate(shown):
-        share = (count * DRIFT) ** 2 / ((count * DRIFT) ** 2 + (plain**2).sum())
-        np.testing.assert_allclose(metrics["planted"], share, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(metrics["found"], count > 0, atol=1e-5)
-    expected = features @ (plain + there).T
-    if name == "cafe":
-        lengths = np.linalg.norm(features, axis=1, keepdims=True)
-        expected = 16 * features @ plain.T / np.maximum(lengths, 1e-6)
-    np.testing.assert_allclose(served, expected, rtol=1e-3, atol=1e-3)
-
-
-def test_planted_rows_say_what_is_left_of_the_drift() -> None:
-    rows = {row.label: row for row in cafe.planted("digits")}
-    assert {row.x for row in rows.values()} == {"0", "0.3", "1"}
-    assert len(rows) == 6 * 3
-    removed = {}
-    names = ("FedAvg", "CAFE", "CAFE-alpha-1", "CAFE-without-PC+FC")
-    for label in (f"{name}-drift-1" for name in names):
-        chosen = command_line.of_arguments(rows[label].flags)
-        result = made_up(rows[label], [[0.5], [0.7]])
-        hyper = grid.cells(chosen, [None])[0].runs[0].hyper
-        assert hyper["drift"] == 1
-        assert set(sources.of_run(chosen)) >= {"fedjax_inv_experiments/papers/drifting.py"}
-        for run in result.only.result["runs"]:
-            run["hyper"] = hyper | run["hyper"]
-        for run in result.only.runs:
-            run["selected"]["train_metrics"] = {"found": 0.5, "planted": 0.25}
-        cells = line_of(result, "planted")
-        removed[label] = cells["drift removed, %"].split()[0]
-        # Of four classes the first two are raised: 20 and 10 points above the test.
-        assert cells["classes with drift, %"].split()[0] == "75.0"
-        assert cells["other classes, %"].split()[0] == "45.0"
-    assert [*removed.values()] == ["0.0", "10.0", "50.0", "0.0"]
 
 
 def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
@@ -294,7 +207,7 @@ def test_curves_are_of_accuracy_and_loss(drawn: list[Figure], tmp_path: Path) ->
         lines = axis.get_lines()
         assert [line.get_label() for line in lines] == [one.row.label for one in done]
         np.testing.assert_allclose(lines[0].get_xydata(), np.c_[[10, 20], expected])
-    cafe.draw_against("imbalance factor")(tmp_path / "x.png", "digits", done)
+    cafe.draw_frequency(tmp_path / "x.png", "digits", done)
     assert "test, accuracy in percent" in {axis.get_ylabel() for axis in drawn[1].axes}
 
 

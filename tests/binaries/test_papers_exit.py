@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from absl import flags
 
-from fedjax_inv.algorithms.exit_strategy import Outcome
-from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.papers import drawings, exit_strategy, fedipg, study
 from fedjax_inv_experiments.papers.study import RowResult
-from fedjax_inv_experiments.reporting.phases import Phase
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
@@ -53,42 +51,6 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
             # What the rule takes for the step is what the clients do.
             rate, settings = chosen.clients.learning_rate[0], chosen.method.settings
             assert f"step_size={rate * chosen.clients.local_steps:g}" in settings
-
-
-@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
-def test_a_planted_client_is_measured_for_a_whole_phase(data: str) -> None:
-    rows = {row.label: command_line.of_arguments(row.flags) for row in exit_strategy.planted(data)}
-    kinds = ["slow-20", *(f"lossy-0.1{rule}" for rule in ("", "-share", "-stale"))]
-    assert list(rows) == (["rotated-135"] if data != "cifar10" else []) + kinds
-    for label, chosen in rows.items():
-        settings, flat = chosen.method.settings, config.flat(chosen)
-        assert f"pretraining_rounds={flat['rounds']}" in settings
-        assert flat["seeds"] == tuple(range(10))
-        assert ("share=0.33" in settings) == label.endswith("share")
-        assert flat["late"] == ("stale" if label.endswith("stale") else "drop")
-
-
-def test_the_table_of_planted_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = np.array([[[1.0, 2.0, 1.0], [np.nan, 2.0, 1.0]], [[1.0, 2.0, 1.0]] * 2])
-    outcome = Outcome(
-        contributions=measured,
-        mean=np.nanmean(measured, 1),
-        exits=np.array([[True, False, False], [True, False, True]]),
-        stays=np.array([[False, True, True], [False, True, False]]),
-        smoothness=np.array([2.5, 2.25]),
-    )
-    critical = np.array([[1.0, 3.0, 4.0], [2.0, np.nan, 5.0]])
-    phase = Phase("", (0, 1), ("all",) * 3, ("slow", "", ""), outcome, critical)
-    monkeypatch.setattr(exit_strategy, "_phase", lambda result: phase)
-    chosen = command_line.of_arguments(exit_strategy.planted("digits")[0].flags)
-    assert exit_strategy.planted_columns(RowResult(study.Row("", ()), chosen, [])) == {
-        "client 0 left": "2 of 2 seeds",
-        "others that left": "0.5 of 2",
-        "rounds with an update of client 0": "1 to 2",
-        "L": "2.25 to 2.5",
-        "0 at L: client 0": "1 to 2",
-        "0 at L: others": "3 to 5",
-    }
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:

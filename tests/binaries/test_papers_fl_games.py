@@ -56,17 +56,6 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
             )
 
 
-def test_runs_of_one_label_in_two_studies_have_two_folders() -> None:
-    methods, stops = (
-        {row.label: row for row in rows("colored_mnist")}
-        for rows in (fl_games.methods, fl_games.stop_rules)
-    )
-    for label in methods.keys() & stops.keys():
-        assert methods[label].flags != stops[label].flags
-        assert methods[label].folder != stops[label].folder
-    assert {"F-sequential", "F-parallel"} <= methods.keys() & stops.keys()
-
-
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(rows_of: Callable[[str], list[Row]]) -> dict[str, float]:
         return {
