@@ -531,8 +531,8 @@ PAPER = study.Paper(
     tuple(SETTINGS),
     {
         # Another network has its factors behind another layer.
-        "methods": Study(methods, _selected, numbers, _CURVES, _scores, free=("cut",)),
-        "partitions": Study(partitions, _selected, numbers, _CURVES, free=("cut",)),
+        "methods": Study(methods, _selected, numbers, _CURVES, _scores),
+        "partitions": Study(partitions, _selected, numbers, _CURVES),
         "ablation": Study(
             ablation,
             _compared,

@@ -21,7 +21,6 @@ from absl import flags
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line, config, grid
-from fedjax_inv_experiments.experiment.command_line import Given
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.command import Binary
@@ -32,7 +31,6 @@ from fedjax_inv_experiments.flags.flag import (
     flag,
     flag_error,
     flags_of,
-    name_of,
 )
 from fedjax_inv_experiments.papers import drawings
 from fedjax_inv_experiments.parts import machine
@@ -141,7 +139,6 @@ class Study(NamedTuple):
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
     scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
     draws_rows: bool = True  # whether each row draws its curves and its partition
-    free: Collection[str] = ()  # flags that may be given for all rows, though rows differ in them
     check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
     caption: str = ""  # what its columns need besides the paper's caption
 
@@ -249,6 +246,9 @@ def binary(paper: Paper, about: str | None) -> Binary:
     def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
         command_line.parse(argv, values)
         own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
+        if values["algorithm"].present:
+            text = "must be left out, as each row has its own; --rows selects rows"
+            raise UsageError("--algorithm", ..., text)
         check_different("data", own.data, may_be_empty=not values["data"].present)
         check_different("rows", own.rows, may_be_empty=True)
         check(own)
@@ -273,16 +273,8 @@ def binary(paper: Paper, about: str | None) -> Binary:
 def configs(
     paper: Paper, rows: Sequence[Row], folder: Path, overrides: Sequence[str]
 ) -> list[Config]:
-    """The flags of each row.
-
-    Raises UsageError if overrides do not fit a row, or if they change what a row stands for: its
-    algorithm, its kind of environment, or all in which it differs from another.
-    """
-    result: list[Config] = []
-    names = _names(overrides)
-    if "algorithm" in names:
-        text = "must be left out, as each row has its own; --rows selects rows"
-        raise UsageError("--algorithm", ..., text)
+    """The flags of each row. Raises UsageError if overrides do not fit a row."""
+    result = []
     for row in rows:
         places = {"run_dir": folder / row.folder}
         places |= {"init_from": folder / row.start} if row.start else {}
@@ -292,90 +284,15 @@ def configs(
                 row.flags,
                 nonfinite="mark",
             )
-            if chosen.run.num_processes > 1:
-                raise UsageError("--num_processes", chosen.run.num_processes, "must be 1")
-            if chosen.run.distributed:
-                raise UsageError(
-                    "--distributed", ..., "must be left out, as studies are one process"
-                )
+            if chosen.run.num_processes > 1 or chosen.run.distributed:
+                raise UsageError("--num_processes", ..., "must be 1, as studies are one process")
             if chosen.objective.score not in ("auto", "accuracy"):
                 raise flag_error("score", chosen.objective.score, "must be accuracy")
-            if "environment" in names:
-                _check_environment(row, chosen)
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
         result.append(chosen)
-    if "init_from" in names and any(row.start for row in rows):
-        text = "must be left out, as rows of this study start from the network of another row"
-        raise UsageError("--init_from", ..., text)
-    if "--noresume" in overrides:
-        text = "must be left out, as a study goes on with its runs; --run_dir begins anew elsewhere"
-        raise UsageError("--noresume", ..., text)
-    if overrides:
-        _check_rows_differ(rows, result)
     return result
-
-
-# Flags for all rows of any study: how long and how often they train, their grids, and their stop,
-# which the tables show.
-_FREE = {
-    *("rounds", "seeds", "eval_every", "checkpoint_every", "watch_examples"),
-    *("learning_rate", "settings", "stop_below"),
-}
-
-
-def check_overrides(study: Study, data: str, rows: Sequence[Row], overrides: Sequence[str]) -> None:
-    """Raises UsageError for a flag that would change what a row stands for.
-
-    The row's label and its number of the paper would stay. It is a flag that the row sets itself,
-    or in which alone another row of the whole study differs from it, unless all rows set it alike.
-    """
-    every = study.rows(data)
-    # No study takes --algorithm, as `configs` says.
-    for name in sorted(_names(overrides) - _FREE - {"algorithm", *study.free}):
-        flag = name_of(config.FLAGS[name])
-        words = {_without(each, flag) for each in every}
-        if len({word for word, _ in words}) == 1:
-            continue
-        for row in rows:
-            own, others = _without(row, flag)
-            if own or any(word != own and rest == others for word, rest in words):
-                text = "must be left out, as rows of this study differ in it; --rows selects rows"
-                raise _of_row(row, UsageError(f"--{flag}", ..., text))
-
-
-def _without(row: Row, flag: str) -> tuple[str, frozenset[str]]:
-    """(The word of a row's flags that sets this flag, "" without one; the words of the others)."""
-    own = [word for word in row.flags if flag in command_line.flags_in([word])]
-    return own[-1] if own else "", frozenset(row.flags).difference(own)
-
-
-def _check_environment(row: Row, chosen: Config) -> None:
-    """Raises UsageError if a row has another kind of environment than without overrides."""
-    mine = command_line.of_arguments(row.flags).environment.name
-    if chosen.environment.name != mine:
-        raise flag_error("environment", chosen.environment.name, f"must be {mine} in this row")
-
-
-def _check_rows_differ(rows: Sequence[Row], chosen: Sequence[Config]) -> None:
-    """Raises UsageError if rows of several flags are the same with the overrides."""
-    first: dict[str, Row] = {}
-    for row, config_of in zip(rows, chosen, strict=True):
-        values = {
-            k: v for k, v in config.flat(config_of).items() if k not in ("run_dir", "init_from")
-        }
-        other = first.setdefault(repr((values, row.start)), row)
-        if other.flags != row.flags:
-            text = f"the flags make it the same as {other.label}"
-            raise UsageError(row.label, ..., f"{text}; leave out those in which rows differ")
-
-
-def _names(overrides: Sequence[str]) -> Given:
-    """The names of the flags that are overridden."""
-    values = flags.FlagValues()
-    command_line.define(values)
-    return command_line.parse(["", *overrides], values)
 
 
 def _of_row(row: Row, error: UsageError) -> UsageError:
@@ -389,12 +306,6 @@ def _usual_data(paper: Paper, study: str) -> str:
             paper.studies[study].rows(data)
             return data
     raise ValueError(f"the study {study} takes none of {paper.data}")
-
-
-def _selected_rows(paper: Paper, study: Study, data: str, options: Options) -> list[Row]:
-    rows = paper.select(study, data, options)
-    check_overrides(study, data, rows, options.overrides)
-    return rows
 
 
 def check_row(row: Row, chosen: Config) -> None:
@@ -720,7 +631,7 @@ def run_all(paper: Paper, options: Options) -> str:
             zip(rows, configs(paper, rows, options.folder / data, options.overrides), strict=True)
         )
         for data in options.data
-        for rows in [_selected_rows(paper, study, data, options)]
+        for rows in [paper.select(study, data, options)]
     }
     machine.prepare(todo[options.data[0]][0][1].run)
     for data, pairs in todo.items():
@@ -773,8 +684,6 @@ def run_all(paper: Paper, options: Options) -> str:
                 results.append(run(row, chosen, ahead, write, shared, label))
             folder = options.folder / data
             record = _origin(paper, options, data, results)
-            if is_part:
-                texts.append(partial(str, _replaced(folder / name, record)))
             if paper.write is None:
                 text = write_tables(folder / name, paper, study, data, results)
             else:
@@ -788,19 +697,3 @@ def run_all(paper: Paper, options: Options) -> str:
             wait()
         lines = [text() for text in texts]
     return "\n\n" + "\n\n".join([line for line in [*lines, _caption(paper, study)] if line])
-
-
-def _replaced(path: Path, record: records.Origin) -> str:
-    """Which other table of some rows a new one replaces; "" if none.
-
-    path: the folder and the beginning of the files' names.
-    """
-    if not path.with_suffix(".json").exists():
-        return ""
-    try:
-        before = records.read(path.with_suffix(".json"), records.Origin).command
-    except UsageError:  # a damaged record must not stop new tables
-        return ""
-    if before == record.command:
-        return ""
-    return f"{path}.md, and the files beside it, replace those of another command: {before}"
