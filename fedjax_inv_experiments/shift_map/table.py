@@ -344,10 +344,7 @@ CAPTION = (
     "round. Better, worse: than FedAvg, by a paired t test over seeds with Holm's correction for "
     "all cells of the table (5%). Without a word, no difference is shown."
 )
-_MODULES = (
-    *("cells", "methods", "table", "verdicts", "columns", "columns.kind"),
-    *(f"columns.{name}" for name in SHIFTS),
-)
+_MODULES = ("cells", "methods", "table", "verdicts", "columns")
 PAPER = study.Paper(
     "map",
     tuple(DATA),

@@ -1,0 +1,136 @@
+"""Kinds of shift, the columns of the map: each has one number for its severity, and its flags."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+# All images upright, and a part of them for the test. Each seed has its own copy of the data, as in
+# other kinds of shift, so that their programs have the same shapes and are compiled once.
+_WHOLE = ("--environment=rotated", "--angles=0", "--held_out=none")
+
+
+class Shift(NamedTuple):
+    """A way in which clients differ from each other, or from the test."""
+
+    title: str  # the heading of its column
+    severity: str  # the meaning of the number
+    severities: tuple[float, ...]  # the weakest first
+    at: float  # the severity in the map
+    flags: Callable[[float], tuple[str, ...]]  # of `sweep`, at a severity
+    has_unseen_domain: bool = False  # whether the test shows a domain that no client has
+    domains: Literal["any", "none", "own"] = "any"  # the domains that the data must have
+
+    def fits(self, *, has_domains: bool) -> bool:
+        """Whether it can be made of data that have, or do not have, domains of their own."""
+        return self.domains == "any" or (self.domains == "own") == has_domains
+
+
+def _rotated(degrees: float) -> tuple[str, ...]:
+    """Clients hold images at five angles, and the test shows a sixth, unseen one."""
+    unseen = f"{60 + degrees:g}"
+    return ("--environment=rotated", f"--angles=0,15,30,45,60,{unseen}", f"--held_out={unseen}")
+
+
+def _mixed(separation: float) -> tuple[str, ...]:
+    """Each client holds one angle, or a part of all."""
+    return (*_rotated(30), "--partition=mixed", f"--mixing={1 - separation:g}")
+
+
+def _labels(skew: float) -> tuple[str, ...]:
+    """Clients hold the classes in proportions of their own."""
+    return (*_WHOLE, "--partition=dirichlet", f"--alpha={1 / skew:g}", "--min_size=10")
+
+
+def _tail(imbalance: float) -> tuple[str, ...]:
+    """Some classes, and the uploads of half of the clients, are rare."""
+    return (*_labels(3), f"--imbalance={imbalance:g}", "--frequency=0.1")
+
+
+def _noise(share: float) -> tuple[str, ...]:
+    """Some clients hold labels that are often wrong."""
+    wrong = (f"--wrong_labels={share:g}", "--wrong_clients=0.4")
+    return ("--environment=none", "--held_out=none", "--partition=iid", *wrong)
+
+
+def _colour(agreement: float) -> tuple[str, ...]:
+    """The colour predicts the label in training, and the opposite label in the test."""
+    # Two environments, in which the colour is wrong a little more and a little less often.
+    flips = ",".join(f"{round(1 - agreement + each, 6):g}" for each in (0.05, -0.05))
+    classes = ("--num_classes=2", "--label_noise=0.25")
+    return ("--environment=colored", "--nobinarise", f"--flips={flips}", *classes)
+
+
+def _simpson(paradox: float) -> tuple[str, ...]:
+    """Within each client the colour tells the digit, over all clients hardly."""
+    return ("--environment=simpson", f"--paradox={paradox:g}", "--held_out=test")
+
+
+def _quantity(skew: float) -> tuple[str, ...]:
+    """Clients hold very different numbers of examples, and pass over each once."""
+    passes = ("--local_steps=0", "--local_epochs=1")
+    return (*_WHOLE, "--partition=quantity", f"--alpha={1 / skew:g}", "--min_size=10", *passes)
+
+
+# Those whose programs have the same shapes stand side by side, so that few programs are kept.
+LISTED: dict[str, Shift] = {
+    "rotated": Shift(
+        "unseen angle",
+        "degrees beyond the largest training angle",
+        (5, 15, 30, 45),
+        30,
+        _rotated,
+        has_unseen_domain=True,
+        domains="none",
+    ),
+    "unseen": Shift(
+        "unseen domain",
+        "always 1",
+        (1,),
+        1,
+        lambda severity: (),
+        has_unseen_domain=True,
+        domains="own",
+    ),
+    "mixed": Shift(
+        "mixed domains",
+        "1 - lambda: 0, all clients alike; 1, a domain a client",
+        (0, 0.5, 0.9, 1),
+        0.5,
+        _mixed,
+        has_unseen_domain=True,
+    ),
+    "labels": Shift("label skew", "1 / Dirichlet's alpha", (1, 3, 10), 10, _labels),
+    "tail": Shift(
+        "long tail, rare uploads",
+        "examples of the first class for one of the last; half of the clients upload in 1 of 10 "
+        "rounds",
+        (1, 5, 20),
+        20,
+        _tail,
+    ),
+    "noise": Shift(
+        "wrong labels",
+        "part of the labels that is wrong, at 4 of 10 clients",
+        (0.2, 0.5, 0.8),
+        0.8,
+        _noise,
+    ),
+    "colour": Shift(
+        "misleading colour",
+        "part of the training images whose colour fits the label; in the test 0.1",
+        (0.55, 0.7, 0.85, 0.95),
+        0.85,
+        _colour,
+        domains="none",
+    ),
+    "simpson": Shift(
+        "Simpson's paradox",
+        "part of the clients' images with the colours of the paradox; the others' are random",
+        (0.5, 0.8, 1),
+        1,
+        _simpson,
+        domains="none",
+    ),
+    "quantity": Shift(
+        "quantity skew", "1 / Dirichlet's alpha of the sizes", (0.3, 1, 3), 3, _quantity
+    ),
+}
