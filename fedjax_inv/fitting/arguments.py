@@ -15,8 +15,6 @@ from fedjax_inv import (
     checks,
     local,
     models,
-    objectives,
-    own_objectives,
     platforms,
     program,
     rounds,
@@ -284,26 +282,23 @@ def check_optimizer(
         raise UsageError("optimizer", ..., text) from error
 
 
-def check_objective(
-    algorithm: Algorithm,
-    network: Variables,
-    examples: Examples,
-    num_clients: int,
-    objective: Objective,
+def check_columns(
+    algorithm: Algorithm, network: Variables, examples: Examples, num_clients: int, task: str
 ) -> None:
-    """Check that the loss and the score take the outputs of an algorithm and the targets.
+    """Check that an algorithm's outputs fit targets that are labels or values.
 
     Args:
       algorithm: the algorithm.
       network: the shapes of the network.
       examples: the examples of all clients.
       num_clients: C.
-      objective: the loss and the score.
+      task: "labels" or "values"; for others nothing is checked.
 
     Raises:
-      UsageError: for outputs that do not fit the targets, and for a loss or a score that does not
-        take both or returns no scalar.
+      UsageError: unless there is an output for each column of the targets.
     """
+    if task not in ("labels", "values"):
+        return
 
     def served(variables: Variables, data: Examples, size: Array, key: Array) -> Array:
         clients = Federation(data, jnp.zeros(1, jnp.int32), size, size)
@@ -316,30 +311,7 @@ def check_objective(
     )
     size = jax.ShapeDtypeStruct((num_clients,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    outputs = jax.eval_shape(served, network, two, size, key)
-    if objective.task in ("labels", "values"):
-        _check_columns(outputs, examples.y, objective.task)
-    mask = jax.ShapeDtypeStruct((2,), bool)
-    for name, function in (("loss", objective.loss), ("score", objective.score.function)):
-        try:
-            found = jax.eval_shape(function, outputs, two.y, mask)
-        except Exception as error:
-            given = f"outputs {_told(outputs)}, targets {_told(two.y)} and a mask"
-            raise UsageError(name, ..., f"fails on {given}: {one_line(error)}") from error
-        shape = getattr(found, "shape", None)
-        if shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
-            returned = f"{found}" if shape is None else f"{found.dtype} {list(shape)}"
-            raise UsageError(name, ..., f"returns {returned}, must return a real number []")
-        if getattr(function, "__module__", "") != objectives.__name__:
-            one = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), outputs
-            )
-            target = jax.tree.map(lambda leaf: leaf[:1], examples.y)
-            own_objectives.check_mean(name, function, one, target)
-
-
-def _check_columns(outputs: Any, y: Array, task: str) -> None:
-    """Raise UsageError unless there is an output for each label or value of the targets."""
+    outputs, y = jax.eval_shape(served, network, two, size, key), examples.y
     shapes = [getattr(each, "shape", ()) for each in (outputs, y)]
     counts = [(*shape, 1)[1] for shape in shapes if len(shape) in (1, 2)]
     if len(counts) == 2 and counts[0] == counts[1]:

@@ -198,7 +198,8 @@ def fit(
     first = {**plain, **runs[0].hyper}
     rate, decay = first["learning_rate"], first["momentum"]
     arguments.check_optimizer(optimizer, rate, decay, network.params)
-    arguments.check_objective(build(runs[0].hyper), network, examples, sizes.shape[1], objective)
+    built = build(runs[0].hyper)
+    arguments.check_columns(built, network, examples, sizes.shape[1], objective.task)
 
     if schedule is not None and not facts.pooled:
         arguments.check_absent(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, freezing, objectives, program, rounds
+from fedjax_inv import checks, freezing, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -286,15 +286,10 @@ def assemble(
     method.check_task(config.method, config.objective.loss, task)
     model = network.make(config.model, first)
     shapes = network.shapes(config.model, model, first)
-    is_usual = task.is_default and task.score is objectives.SCORES["accuracy"]
-    if is_outside(config.model.model) or not is_usual:
-        outputs, y = network.outputs(config.model, model, shapes, first)
-        # A loss or an algorithm of one's own may need other outputs.
-        if not (is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))):
-            chosen = config.model.model
-            network.check_outputs("model", chosen, outputs, first, config.data.dataset)
-        if not is_usual:
-            objective.check_shapes(config.objective, task, outputs, y)
+    # A loss or an algorithm of one's own may need other outputs.
+    are_own = is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))
+    if is_outside(config.model.model) and not are_own:
+        network.check_outputs(config.model, model, shapes, first, config.data.dataset)
     variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
     cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute

@@ -203,22 +203,16 @@ def _image_size(data: Dataset) -> int:
     return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
 
 
-def outputs(chosen: Network, model: Model, variables: Variables, data: Dataset) -> tuple[Any, Any]:
-    """The shapes of the outputs and of the targets of an example, [1, ...].
+def check_outputs(
+    chosen: Network, model: Model, variables: Variables, data: Dataset, source: str
+) -> None:
+    """Raises UsageError unless a network has an output for each of the data's targets.
 
-    variables: their shapes, from `shapes`. Raises UsageError as `shapes` does.
+    variables: their shapes, from `shapes`. source: the value of --dataset.
     """
-    x, y = sample(data.x), sample(np.asarray(data.y))
+    x = sample(data.x)
     with _calls(chosen, x):
-        return jax.eval_shape(partial(models.predict, model), variables, x), y
-
-
-def check_outputs(flag_name: str, name: str, outputs: Any, data: Dataset, source: str) -> None:
-    """Raises UsageError unless there is an output for each of the data's targets.
-
-    flag_name, name: the flag that names what returns them, without dashes, and its value.
-    outputs: their shapes for one example. source: the value of --dataset.
-    """
+        outputs = jax.eval_shape(partial(models.predict, model), variables, x)
     count, shape = len(data.classes), getattr(outputs, "shape", None)
     if shape == (1, count) or (shape == (1,) and count == 1 and data.task != "classes"):
         return
@@ -227,7 +221,7 @@ def check_outputs(flag_name: str, name: str, outputs: Any, data: Dataset, source
         found = f"outputs [{', '.join(['B', *map(str, shape[1:])])}]"
     each = {"classes": "class", "labels": "label", "values": "value"}[data.task]
     text = f"must return [B, {count}], one for each {each} of --dataset={source}"
-    raise flag_error(flag_name, name, f"returns {found}, {text}")
+    raise flag_error("model", chosen.model, f"returns {found}, {text}")
 
 
 @contextlib.contextmanager

@@ -1,15 +1,12 @@
 """The loss of training, and the score of evaluations."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import msgspec
 
 from fedjax_inv import objectives
-from fedjax_inv.checks import UsageError, one_line
+from fedjax_inv.checks import UsageError
 from fedjax_inv.objectives import Score
 from fedjax_inv.types import Loss
 from fedjax_inv_experiments.flags import names
@@ -19,7 +16,6 @@ from fedjax_inv_experiments.flags.flag import (
     POSITIVE,
     flag,
     flag_error,
-    in_flags,
 )
 from fedjax_inv_experiments.flags.outside import imported, is_outside
 
@@ -176,33 +172,3 @@ def _of_others(
 ) -> UsageError:
     text = f"is for {' and '.join(kinds)}, the data have {kind}; must be one of {', '.join(fits)}"
     return flag_error(flag_name, name, text)
-
-
-def check_shapes(chosen: Objective, task: Task, outputs: Any, y: Any) -> None:
-    """Raises UsageError unless loss and score take a network's outputs and the targets.
-
-    outputs, y: shapes [B, ...].
-    """
-    mask = jax.ShapeDtypeStruct(y.shape[:1], bool)
-    for flag_name, name, function in (
-        ("loss", chosen.loss, task.loss),
-        ("score", chosen.score, task.score.function),
-    ):
-        _check_call(flag_name, name, function, (outputs, y, mask))
-
-
-def _check_call(
-    flag_name: str, name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
-    """Raises UsageError unless a function takes these shapes and returns one real number."""
-    where = f"--{flag_name}={name}"
-    # A foreign function may raise any error about shapes; ours refuse them by UsageError alone.
-    refusal = Exception if is_outside(name) else UsageError
-    try:
-        result = jax.eval_shape(function, *arguments)
-    except refusal as error:
-        raise in_flags(UsageError(one_line(error)), where, {}) from None
-    shape = getattr(result, "shape", None)
-    if shape != () or not jnp.issubdtype(result.dtype, jnp.floating):
-        found = type(result).__name__ if shape is None else f"{result.dtype} {list(shape)}"
-        raise flag_error(flag_name, name, f"returns {found}, must return a real number []")

@@ -19,7 +19,7 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
 from fedjax_inv.types import Examples, Variables
-from fedjax_inv_experiments.experiment import assemble, grid, memory, tracing
+from fedjax_inv_experiments.experiment import assemble, grid, memory
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -135,7 +135,6 @@ def prepared(
     results = _finished(assembled, places)
     todo = [cell for cell in assembled.cells if results[cell.name] is None]
     if shared is None:  # of several launches, those of a study, `check` comes first
-        tracing.check(assembled, todo)
         begun = any((place / "config.json").exists() for place in places.values())
         if config.run.resume and machine.leads() and not begun:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
@@ -262,6 +261,8 @@ class Launch:
         loop.check_reached(self._assembled.config, place)
         # Its errors leave the folder as it is.
         job = ahead.take(self._key(cell), lambda: self._job(cell))
+        if self._assembled.config.outside and job.stream is None:
+            loop.trace(job)
         folders.begin(place, self._assembled.config, cell, self._programs.start)
         if networks is not None:
             initial.record(place, networks)
@@ -293,8 +294,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     check_run_dir(folder)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     memory.check(assembled)
-    results = _finished(assembled, _places(assembled, folder, in_folders))
-    tracing.check(assembled, [cell for cell in assembled.cells if results[cell.name] is None])
+    _finished(assembled, _places(assembled, folder, in_folders))
 
 
 def _with_several(cells: Sequence[Cell], held_out: str) -> str:

@@ -81,6 +81,17 @@ def compile_ahead(job: Job) -> Job:
     return job._replace(is_compiled=True, cohorts=cohorts)
 
 
+def trace(job: Job) -> None:
+    """Traces the rounds and the evaluation of a cell, to find mistakes before anything is written.
+
+    Nothing is compiled, and what comes later finds the traces.
+    """
+    program, data, inputs = job.program, job.data, job.inputs
+    every, states = job.config.watching.eval_every, jax.eval_shape(program.init, data, inputs)
+    jax.eval_shape(program.evaluate, data, inputs, states)
+    jax.eval_shape(program.rounds, data, inputs, states, _rounds(_cohorts(job), 0, every))
+
+
 def _cohorts(job: Job) -> Cohort:
     """The cohorts of all rounds, filled up to whole segments."""
     return drawn(job.config, job.inputs) if job.cohorts is None else job.cohorts

@@ -381,16 +381,6 @@ def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
         config.from_record(stored)
 
 
-def test_a_score_that_ignores_its_mask_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "def of_all(outputs, y, mask):\n    return (outputs.argmax(-1) == y).mean()\n"
-    (tmp_path / "own_score.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UsageError, match=r"^--score=own_score:of_all: must leave out examples"):
-        launch.check(config.of(score="own_score:of_all"), tmp_path / "run", in_folders=False)
-
-
 # Metrics, against naive loops.
 
 
