@@ -68,12 +68,6 @@ def test_a_client_whose_update_is_dropped_has_no_gap() -> None:
         assert np.ptp(without.side.of_clients) > 0.1
 
 
-def test_clients_without_a_weight_alone_in_a_round_leave_the_network_as_it_is() -> None:
-    with jax.enable_x64(True):
-        algorithm = feddg_ga.feddg_ga(linear.MODEL, linear.work(), step_size=50.0)
-        linear.assert_no_weight_moves_nothing(algorithm, lambda state: state.server.side.of_clients)
-
-
 @pytest.mark.parametrize("gaps", [[0.11, 0.11, 0.11, 9.0], [0.1, -0.4, 0.2, 9.0]])
 def test_weights_stay_on_the_simplex(gaps: list[float]) -> None:
     """Equal gaps change nothing, and the last client does not attend."""

@@ -115,18 +115,6 @@ def test_each_step_draws_any_of_the_means_that_there_are() -> None:
         assert set(gaps.argmin(1)) == set(range(9))
 
 
-def test_of_several_means_each_is_of_equally_many() -> None:
-    with jax.enable_x64(True):
-        held = linear.held()
-        *_, state = linear.run(made(1, rows=2), held, [range(5)])
-        kept = state.server.side
-        np.testing.assert_array_equal(kept.real, [[n > 0, n > 1] for n in linear.SIZES])
-        for client, (x, y) in enumerate(linear.examples_of(held)):
-            counts = np.array([-(-len(y) // 2), len(y) // 2])
-            for leaf, total in ((kept.x, x.sum(0)), (kept.y, np.eye(3)[y].sum(0))):
-                np.testing.assert_allclose(counts @ np.asarray(leaf)[client], total, atol=1e-6)
-
-
 class Problem:
     """A batch, a mean example, and a network that is curved."""
 

@@ -245,6 +245,7 @@ def lines(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_a_small_map(small: tuple[Path, str]) -> None:
     folder, text = small
     first, second = lines(folder / "digits" / "map_some.csv")

@@ -31,7 +31,7 @@ MAKE: dict[str, Callable[[], Aggregator]] = {
     "tree": lambda: aggregators.combine({"a": aggregators.total(), "b": aggregators.stacked()}),
 }
 # Where chunks of slots end; the last chunk is folded first.
-CUTS = ((), (2,), (1, 4))
+CUTS = ((), (1, 4))
 
 
 def cohorts(seed: int) -> tuple[Tree, Slots]:
@@ -100,15 +100,14 @@ def test_weights_and_clients_are_added(name: str, weights: Any, cuts: tuple[int,
     assert_close(folded(name, cuts)[1], np.float32(expected))
 
 
-@pytest.mark.parametrize("cuts", CUTS)
-def test_whole_numbers_and_booleans_are_added_as_numbers(cuts: tuple[int, ...]) -> None:
+def test_whole_numbers_and_booleans_are_added_as_numbers() -> None:
     uploads = {"whole": jnp.array([200, 100, 250], jnp.uint8), "is": jnp.array([True, False, True])}
     ones = jnp.ones(3, jnp.int32)
     slots = Slots(jnp.arange(3), jnp.arange(3), ones > 0, jnp.array([1, 2, 1]), 0 * ones)
 
     def fold(aggregator: Aggregator) -> Tree:
         total = aggregator.init(tree.take(uploads, 0), 3)
-        for start, end in itertools.pairwise((0, *(cut for cut in cuts if cut < 3), 3)):
+        for start, end in itertools.pairwise((0, 1, 3)):
             added = aggregator.add(total, *tree.take((uploads, slots), slice(start, end)))
             assert [leaf.dtype for leaf in jax.tree.leaves(added)] == [
                 leaf.dtype for leaf in jax.tree.leaves(total)

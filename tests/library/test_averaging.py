@@ -24,7 +24,6 @@ from fedjax_inv import (
     servers,
     tree,
 )
-from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data.federation import examples, of_parts
 from fedjax_inv.types import (
     Algorithm,
@@ -100,24 +99,6 @@ def run(algorithm: Algorithm, held: Federation = FEDERATION) -> list[rounds.Stat
         state = step(state, np.isin(np.arange(NUM_CLIENTS), attend))
         found.append(plain(state))
     return found
-
-
-def test_the_loss_is_an_argument() -> None:
-    """FedAvg of linear regression, whose targets are no classes."""
-    head = plain(first()).params.head
-    w, b = np.float64(head["w"]), float(head["b"])
-    for state, attend in zip(run(fedavg.fedavg(MODEL, WORK, loss=squared)), ATTEND, strict=True):
-        moved, sizes = [], [SIZES[client] for client in attend]
-        for client in attend:
-            now_w, now_b = w, b
-            for _ in range(NUM_STEPS if SIZES[client] else 0):
-                slope_w, slope_b = slopes(now_w, now_b, client)
-                now_w, now_b = now_w - RATE * slope_w, now_b - RATE * slope_b
-            moved.append((now_w - w, now_b - b))
-        if sum(sizes):
-            w = w + np.average([move[0] for move in moved], 0, sizes)
-            b = b + np.average([move[1] for move in moved], 0, sizes)
-        assert_close(state.server.variables.params.head, {"w": np.float32(w), "b": np.float32(b)})
 
 
 def toy() -> Algorithm:

@@ -358,20 +358,6 @@ def test_the_first_update_that_is_not_finite_is_warned_of() -> None:
     assert len(warned) == 1
 
 
-def test_progress_is_a_bar_or_a_line_or_nothing(monkeypatch: Any, capsys: Any) -> None:
-    def shown(is_on: bool) -> str:
-        progress = segments.Progress(3, is_on=is_on)
-        played([(0.25, 0.75)] * 3, 3, callbacks=[progress.show])
-        progress.close()
-        return capsys.readouterr().err
-
-    assert "3/3" in shown(True)
-    assert shown(False) == ""
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    line = "\rround 3 of 3, train_loss 0.000, valid_score 0.500\n"
-    assert shown(True).endswith(line)
-
-
 # The forms of data.
 
 
