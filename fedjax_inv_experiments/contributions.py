@@ -14,12 +14,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import check_picture, flag
+from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.reporting import figures, finished, phases
 from fedjax_inv_experiments.reporting.phases import Phase
 from fedjax_inv_experiments.reporting.tables import table as written
-from fedjax_inv_experiments.running import files
 
 NOTE = (
     "C_i: mean over the rounds of the phase in which an upload of the client arrived. C_i is 0 at "
@@ -31,13 +31,12 @@ _COLORS = 10  # of lines that differ; with more clients only those that leave ha
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Named):
     """The flags of this binary."""
 
     runs: tuple[str, ...] = finished.runs_flag("Folders of runs of --algorithm=exit_strategy.")
     out: str = flag("contributions.png", "The picture, a .png file; a .pdf goes beside it.")
     data_dir: str = finished.data_dir_flag()
-    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 def table(phase: Phase) -> str:
@@ -128,9 +127,9 @@ def run(options: Options) -> str:
     found = [
         phase
         for name in options.runs
-        for phase in phases.find(Path(name), options.data_dir, options.trust_code)
+        for phase in phases.find(Path(name), options.data_dir, options.outside)
     ]
-    files.make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, found)
     texts = [f"{phase.title}\n\n{table(phase)}\n\n{smoothness(phase)}" for phase in found]
     return "\n" + "\n\n".join([*texts, f"{NOTE}\nPicture: {out}."])

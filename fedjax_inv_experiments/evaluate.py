@@ -33,8 +33,9 @@ from matplotlib.figure import Figure
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
-from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import check_picture, check_place, flag, flag_error
+from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
@@ -62,7 +63,7 @@ _FORMS = (".csv", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Named):
     """The flags of this binary."""
 
     run: str = finished.run_flag()
@@ -76,7 +77,6 @@ class Options:
         "the run's folder that is named after --state, --dataset and --metrics.",
     )
     data_dir: str = finished.data_dir_flag()
-    trust_code: tuple[str, ...] = outside.trust_flag()
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
     predictions: str = flag(
         "",
@@ -202,7 +202,6 @@ def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], 
     assembled, which = runs.data, predictions.chosen(runs)
     old = assembled.dataset
     metrics.check(options.metrics, assembled.task.kind)
-    runs.check_data()  # for other data, too: it tells which class has which number
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
         where = f"--dataset={options.dataset}"
@@ -531,7 +530,7 @@ def run(options: Options) -> str:
     runs = finished.open(
         "run",
         Path(options.run),
-        trusted=options.trust_code,
+        named=options.outside,
         data_dir=options.data_dir,
     )
     out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
@@ -550,12 +549,12 @@ def run(options: Options) -> str:
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
     title += f"; on {options.dataset}" if options.dataset else ""
-    files.make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, scored, title, found)
     files.write_json(out.with_suffix(".json"), scored)
     where = f"Picture: {out}. Numbers: {out.with_suffix('.json')}."
     if table_path is not None:
-        files.make_folder(table_path.parent)
+        table_path.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(table_path, columns(found, scored.task, scored.classes))
         where += f" Predictions: {table_path}."
     return "\n".join([f"\n{title}\n\n{tables(scored)}\n", *lacking, where])

@@ -29,7 +29,7 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import (
     at_least,
     check_different,
@@ -38,10 +38,11 @@ from fedjax_inv_experiments.flags.flag import (
     flags_of,
     in_flags,
 )
+from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.reporting import figures, finished, origin
 from fedjax_inv_experiments.reporting.finished import OneRun
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import files, sources
+from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.records import Origin
 
 _CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
@@ -60,7 +61,7 @@ Classifier = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Named):
     """The flags of this binary."""
 
     runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs, on the same data.")
@@ -77,7 +78,6 @@ class Options:
     )
     data_dir: str = finished.data_dir_flag()
     state: str = finished.state_flag("last")
-    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Domain(NamedTuple):
@@ -109,7 +109,7 @@ def find(folder: Path, options: Options) -> OneRun:
 
     Raises UsageError if there is none, or if it has no such state, for example because it diverged.
     """
-    runs = finished.open("runs", folder, trusted=options.trust_code, data_dir=options.data_dir)
+    runs = finished.open("runs", folder, named=options.outside, data_dir=options.data_dir)
     return runs.select(options.seed, options.run, options.state)
 
 
@@ -347,7 +347,6 @@ def run(options: Options) -> str:
     runs = [find(Path(folder), options) for folder in options.runs]
     for one in runs:
         one.runs.check_classes()
-        one.runs.check_data()
     domains = [test_domain(one) for one in runs]
     check_same(runs, domains)
     images = seen_images(domains[0], runs[0].runs.data.dataset.render, options.images)
@@ -369,7 +368,7 @@ def run(options: Options) -> str:
         samples=options.samples,
         seed=options.seed,
     )
-    files.make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     labels = [one.label for one in runs]
     draw(out, images, masks, title=_title(runs[0]), labels=labels, indices=options.images)
     files.write_json(out.with_name(f"{out.name}.json"), _origin(options, runs))
@@ -380,15 +379,15 @@ def run(options: Options) -> str:
 
 
 def _origin(options: Options, runs: Sequence[OneRun]) -> Origin:
-    """The record of the picture: the command without places, and the starts of its runs."""
+    """The record of the picture: the command without places, and the provenance of its runs."""
     words = ["explain"]
     for field in flags_of(options):
         value = getattr(options, field.name)
-        if field.name not in ("out", "data_dir", "trust_code") and value != field.default:
+        if field.name not in ("out", "data_dir") and value != field.default:
             text = ",".join(map(str, value)) if isinstance(value, tuple) else value
             words.append(f"--{field.name}={text}")
     cells = [(one.runs.path, one.runs.result) for one in runs]
-    record = origin.of(words, cells, sources.of_files([Path(__file__)]))
+    record = origin.of(words, cells)
     return msgspec.structs.replace(record, seeds=[options.seed])
 
 

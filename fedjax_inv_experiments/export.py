@@ -31,26 +31,26 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.flags import command, names, outside
+from fedjax_inv_experiments.flags import command, names
 from fedjax_inv_experiments.flags.flag import check_place, flag
+from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files, provenance
-from fedjax_inv_experiments.running.records import Line, Start
+from fedjax_inv_experiments.running.records import Line
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Named):
     """The flags of this binary."""
 
     run: str = finished.run_flag()
     state: str = finished.state_flag("best")
     out: str = flag("", "The folder; default: export/ in that of the run.")
     data_dir: str = finished.data_dir_flag()
-    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Written(NamedTuple):
@@ -91,7 +91,7 @@ def _of_clients(clients: Tree, unseen: Tree) -> Tree:
 def description(one: OneRun) -> dict[str, Any]:
     """The content of model.json, except for the arrays."""
     runs, line = one.runs, one.line()
-    start = runs.starts[-1]
+    start = msgspec.to_builtins(runs.start)
     return {
         "run": {"folder": str(runs.path), "state": one.state, "round": line.played},
         "selected": _selected(one, line),
@@ -120,9 +120,9 @@ def description(one: OneRun) -> dict[str, Any]:
             "held_out": runs.cell.held_out,
             **one.run._asdict(),
         },
-        "data": {"dataset": runs.config.data.dataset, "sha256": start.data},
-        "trained": [_versions(each) for each in runs.starts],
-        "exported": _versions(provenance.record((), runs.config.outside)),
+        "data": {"dataset": runs.config.data.dataset},
+        "trained": start,
+        "exported": {"commit": provenance.commit(), "versions": provenance.versions()},
         "flags": config.to_record(runs.config),
     }
 
@@ -167,24 +167,11 @@ def _selected(one: OneRun, line: Line) -> dict[str, Any]:
     }
 
 
-def _versions(start: Start) -> dict[str, Any]:
-    names = ("date", "commit", "versions", "code")
-    return {name: msgspec.to_builtins(start[name]) for name in names}
-
-
-def _place(one: OneRun, out: Path) -> Path:
-    """The folder of a run's files."""
-    return out / grid.folder_name(one.name)
-
-
-def export(one: OneRun, out: Path, below: Path) -> Written:
-    """Writes the files of a run into its own folder; raises UsageError if it lacks the state.
-
-    below: the folder that the user named.
-    """
+def export(one: OneRun, out: Path) -> Written:
+    """Writes the files of a run into its own folder; raises UsageError if it lacks the state."""
     record, served = description(one), one.served()
-    place = _place(one, out)
-    files.make_folder(place, below)
+    place = out / grid.folder_name(one.name)
+    place.mkdir(parents=True, exist_ok=True)
     algorithm = one.algorithm()
     unseen = finished.unseen(algorithm, served.server)
     holds, named = network(algorithm, served.server, unseen)
@@ -220,21 +207,15 @@ def run(options: Options) -> str:
     """
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
-    runs = finished.open(
-        "run", Path(options.run), trusted=options.trust_code, data_dir=options.data_dir
-    )
+    runs = finished.open("run", Path(options.run), named=options.outside, data_dir=options.data_dir)
     out = Path(os.path.expanduser(options.out) or runs.path / "export")
-    below = out if options.out else runs.path
     each = [runs.run(index, options.state) for index in range(len(runs.cell.runs))]
-    for one in each:
-        files.check_no_link(_place(one, out), below)
     check_place("out", out, is_folder=True)
-    runs.check_data()  # names of targets and features, shift and scale are read anew
     written: list[Written] = []
     lacking: list[UsageError] = []
     for one in each:
         try:
-            written.append(export(one, out, below))
+            written.append(export(one, out))
         except UsageError as error:
             lacking.append(error)
     if not written:

@@ -28,13 +28,13 @@ from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.models.scaling import Scaled
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.flags import command, outside
+from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, check_picture, flag
+from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.reporting import figures, finished
 from fedjax_inv_experiments.reporting.finished import OneRun
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import files
 
 _CHUNK = 128  # the most examples in the average of a client
 _FEWEST_FACTORS = 2  # the axes of the picture
@@ -48,7 +48,7 @@ NOTE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Options(Named):
     """The flags of this binary."""
 
     runs: tuple[str, ...] = finished.runs_flag("Folders of finished runs.")
@@ -61,7 +61,6 @@ class Options:
     run: int = flag(0, "Which run of that seed, where hyperparameters vary.")
     out: str = flag("factors.png", "The picture, a .png file; a .pdf goes beside it.")
     data_dir: str = finished.data_dir_flag()
-    trust_code: tuple[str, ...] = outside.trust_flag()
 
 
 class Panel(NamedTuple):
@@ -264,14 +263,11 @@ def run(options: Options) -> str:
     out = check_picture("out", options.out)
     chosen = []
     for folder in options.runs:
-        runs = finished.open(
-            "runs", Path(folder), trusted=options.trust_code, data_dir=options.data_dir
-        )
+        runs = finished.open("runs", Path(folder), named=options.outside, data_dir=options.data_dir)
         runs.check_classes()
-        runs.check_data()
         chosen.append(runs.select(options.seed, options.run, "last"))
     panels = [panel(one, options) for one in chosen]
-    files.make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     draw(out, panels, options.seed)
     columns = {
         "run": lambda one: one.label,

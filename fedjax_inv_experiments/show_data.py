@@ -28,7 +28,7 @@ from fedjax_inv_experiments.flags.flag import Range, check_picture, flag
 from fedjax_inv_experiments.reporting import data_figures, figures, table_figures
 from fedjax_inv_experiments.reporting.data_figures import rendered, to_rgb
 from fedjax_inv_experiments.reporting.tables import table as written
-from fedjax_inv_experiments.running import files, launch
+from fedjax_inv_experiments.running import launch
 
 # The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
@@ -266,7 +266,7 @@ def show(config: Config, options: Options) -> str:
     is_image = len(rendered(dataset, np.arange(1)).shape) == 4
     if not is_image and not _are_vectors(dataset):
         return f"{text}No picture: the data are neither images nor vectors."
-    files.make_folder(out.parent)
+    out.parent.mkdir(parents=True, exist_ok=True)
     if is_image:
         draw(out, dataset, holdings, is_wrong, title=title, count=options.images)
     else:

@@ -77,7 +77,7 @@ def ran(config: Config) -> Ran:
 
 def start_of(job: loop.Job) -> records.Start:
     """The record of a start; the job's own data are padded."""
-    return provenance.record(assemble.assemble(job.config).data)
+    return provenance.record(assemble.assemble(job.config).loaded)
 
 
 def halved(job: loop.Job, folder: Path) -> Path:
@@ -90,7 +90,6 @@ def halved(job: loop.Job, folder: Path) -> Path:
 
 def go_on(job: loop.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
-    loop.check_reached(job.config, folder)
     folders.begin(folder, job.config, job.cell, start_of(job))
     with Stop() as stop:
         loop.run_cell(job, folder, stop)

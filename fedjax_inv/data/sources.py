@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
+# Of images. For others, such as EPS, Pillow starts another program.
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "client", "test")  # the arrays of an .npz file that are read
 # Errors that reading a damaged .npz file raises.
@@ -708,7 +710,7 @@ def image(file: Path) -> "Iterator[Image.Image]":
         with warnings.catch_warnings():
             # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file) as opened:
+            with Image.open(file, formats=_FORMATS) as opened:
                 yield opened
     except UsageError:  # of the block
         raise

@@ -79,6 +79,7 @@ class Assembled(NamedTuple):
     """An experiment: the grid, the network, and the data with their splits among clients."""
 
     config: Config
+    loaded: Dataset  # as it was read, before environments
     dataset: Dataset  # of the first seed, with its environments
     model: Model
     cells: list[Cell]
@@ -312,7 +313,19 @@ def assemble(
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     of_network = num_bytes(shapes)
     assembled = Assembled(
-        config, first, model, cells, data, source, splits, variables, of_network, task, {}, {}
+        config,
+        loaded,
+        first,
+        model,
+        cells,
+        data,
+        source,
+        splits,
+        variables,
+        of_network,
+        task,
+        counted={},
+        summed={},
     )
     _check_watching(assembled)
     if any([_check_stream(assembled, cell) for cell in cells]):

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.flags.flag import check as check_ranges
 from fedjax_inv_experiments.flags.flag import flag_error, flags_of
@@ -72,11 +71,6 @@ class Config:
         named = (*named, self.objective.score)
         return tuple(filter(outside.is_outside, named))
 
-    @property
-    def trusted(self) -> frozenset[str]:
-        """The factories outside of this project that these flags allow to import."""
-        return frozenset((*self.outside, *self.run.trust_code))
-
 
 # The record of each field of Config.
 GROUPS: dict[str, type[Any]] = {
@@ -102,9 +96,6 @@ def fields(group: str) -> list[dataclasses.Field[Any]]:
 
 # All flags, by their fields' names.
 FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
-
-# Trust belongs to a command: a run folder that could store it could trust itself.
-_NOT_RECORDED = {"trust_code"}
 
 
 def of(*, given: Collection[str] | None = None, **values: Any) -> Config:
@@ -159,39 +150,13 @@ def changed(config: Config, **values: Any) -> Config:
 
 def to_record(config: Config) -> dict[str, Any]:
     """The flags as a run folder stores them; the environment is never "auto"."""
-    flags = flat(config) | {"environment": config.environment.name}
-    return {name: value for name, value in flags.items() if name not in _NOT_RECORDED}
+    return flat(config) | {"environment": config.environment.name}
 
 
-def from_record(record: Mapping[str, Any], trusted: Collection[str] = ()) -> Config:
+def from_record(record: Mapping[str, Any]) -> Config:
     """The configuration that a run folder stores; missing flags have their defaults.
 
-    trusted: the factories outside of this project that may be imported; `Config.trusted`.
-
-    Raises UsageError for an unknown flag, and, before any import, for a factory that is not
-    trusted.
-    """
-    unknown = set(record) - (set(FLAGS) - _NOT_RECORDED)
-    if unknown:
-        raise UsageError(f"was written by another version, with {', '.join(sorted(unknown))}")
-    values = typed(record)
-    if _has_old_widths(values):
-        values["widths"] = (390, 390)
-    outside.check_trusted(factories(values), trusted)
-    return of(**values)
-
-
-def _has_old_widths(values: Mapping[str, Any]) -> bool:
-    """Whether flags are of version 0.8, whose mlp had the widths 390,390 on vectors, too."""
-    is_mlp = values.get("model", "mlp") == "mlp" and not values.get("widths")
-    is_old = "keep_checkpoints" not in values
-    return is_old and is_mlp and str(values.get("dataset", "")).endswith(".npz")
-
-
-def typed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags that a run folder stores, in their types.
-
-    Raises TypeError or ValueError for a value of another type.
+    Raises KeyError, TypeError or ValueError for what is no flag, or a value of another type.
     """
     values = {}
     for name, value in record.items():
@@ -200,13 +165,7 @@ def typed(record: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, list) != is_list:
             raise TypeError(f"{name} is {value!r}")
         values[name] = tuple(map(kind, value)) if is_list else kind(value)
-    return values
-
-
-def factories(record: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The names of algorithms, network, loss and score that a run folder stores, by flag."""
-    others = {name: (record[name],) for name in ("model", "loss", "score") if name in record}
-    return {"algorithm": tuple(record.get("algorithm", ())), **others}
+    return of(**values)
 
 
 def _check(config: Config) -> None:

@@ -160,7 +160,7 @@ def _left(result: RowResult) -> Cells:
     """Which clients left, by the newest checkpoint."""
     if result.config.method.algorithm != ("exit_strategy",):
         return {}
-    (phase,) = phases.find(result.only.folder, trusted=result.config.trusted)
+    (phase,) = phases.find(result.only.folder, named=result.config.outside)
     exits = phase.outcome.exits
     return {
         "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",

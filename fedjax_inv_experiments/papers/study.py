@@ -43,7 +43,7 @@ from fedjax_inv_experiments.reporting import (
     tables,
 )
 from fedjax_inv_experiments.reporting.comparison import Column, Scores
-from fedjax_inv_experiments.running import divergence, files, launch, log, records, sources
+from fedjax_inv_experiments.running import divergence, files, launch, log, records
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.launch import Launch, Shared
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
@@ -142,13 +142,6 @@ class Study(NamedTuple):
     check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
     caption: str = ""  # what its columns need besides the paper's caption
 
-    @property
-    def modules(self) -> set[str]:
-        """The modules on which its tables and figures depend, without this one."""
-        functions = (self.rows, self.columns, self.numbers, self.scores, *self.figures.values())
-        plain = [each.func if isinstance(each, partial) else each for each in functions]
-        return {each.__module__ for each in plain} - {__name__}
-
 
 class Number(NamedTuple):
     """A number that a paper prints."""
@@ -205,7 +198,7 @@ class Paper(NamedTuple):
     optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
     select: Select = by_label
     own: type[Any] | None = None  # the record of further flags
-    modules: tuple[str, ...] = ()  # of its studies if it is no paper of this folder
+    words: tuple[str, ...] = ()  # of its command; by default "paper" and its name
     about_rows: str = "Which rows of the study, by their labels; all if none."
     # (folder and beginning of the files' names, study, data set, rows, options) -> the text to
     # print; by default `write_tables`
@@ -599,25 +592,16 @@ def megabytes(result: RowResult) -> str:
 def _origin(
     paper: Paper, options: Options, data: str, results: Sequence[RowResult]
 ) -> records.Origin:
-    """The record of a table: the command without places, and the starts of its runs."""
-    command = [paper.name] if paper.modules else ["paper", paper.name]
+    """The record of a table: the command without places, and the provenance of its runs."""
+    command = paper.words or ("paper", paper.name)
     words = [*command, f"--study={options.study}", f"--data={data}"]
     words += [f"--rows={','.join(options.rows)}"] if options.rows else []
     for field in flags_of(paper.own) if paper.own else []:
         value = getattr(options.own, field.name)
         text = ",".join(value) if isinstance(value, tuple) else value
         words += [f"--{field.name}={text}"] if text else []
-    presets = {
-        command_line.preset_file(name)
-        for row in results
-        for name in command_line.presets_in(row.row.flags)
-    }
-    return origin.of(
-        [*words, *options.overrides],
-        [(cell.folder, cell.result) for row in results for cell in row.cells],
-        sources.of_modules(paper.modules or paper.studies[options.study].modules)
-        | sources.of_files(presets),
-    )
+    cells = [(cell.folder, cell.result) for row in results for cell in row.cells]
+    return origin.of([*words, *options.overrides], cells)
 
 
 def run_all(paper: Paper, options: Options) -> str:
@@ -637,7 +621,6 @@ def run_all(paper: Paper, options: Options) -> str:
     for data, pairs in todo.items():
         for index, (row, chosen) in enumerate(pairs):
             before = [earlier.folder for earlier, _ in pairs[:index]]
-            files.check_no_link(options.folder / data / row.folder, options.folder)
             _check_start(row, before, options.folder / data)
             try:
                 study.check(chosen)

@@ -30,7 +30,6 @@ from fedjax_inv_experiments.flags.flag import (
     is_whole,
     number_or,
 )
-from fedjax_inv_experiments.flags.outside import trust_flag
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _CHUNK = number_or("auto")
@@ -59,7 +58,6 @@ class Running:
     resume: bool = flag(
         False, "Continue the run in --run_dir, bit for bit; if there is none, a new one starts."
     )
-    trust_code: tuple[str, ...] = trust_flag()
     checkpoint_every: int = flag(
         0, "Rounds between checkpoints, a multiple of eval_every; 0: eval_every.", at_least(0)
     )

@@ -1,17 +1,17 @@
 """Access to finished runs: their folder, their data and their states."""
 
-import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Collection, Iterator, Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import averaging, checks, platforms, program
+from fedjax_inv import averaging, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
@@ -19,6 +19,7 @@ from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.flags.flag import (
     Range,
     check_different,
@@ -33,7 +34,6 @@ from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.running import (
     checkpoints,
     divergence,
-    initial,
     launch,
     log,
     provenance,
@@ -41,12 +41,10 @@ from fedjax_inv_experiments.running import (
 )
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import states as states_file
-from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.records import Line, Result, Start
 from fedjax_inv_experiments.running.selected import Served
 
 STATES = ("best", "last")
-_SHAPES = 10_000  # bytes, at least, of the shapes of a broadcast
 
 
 def state_flag(default: str) -> Any:
@@ -93,7 +91,7 @@ class Runs:
     path: Path
     config: Config  # on one device of one process
     cell: Cell
-    starts: Sequence[Start]
+    start: Start
     known_result: Result | None  # None if the runs may be unfinished
     known_data: Assembled | None = None  # None: to be read
 
@@ -105,24 +103,21 @@ class Runs:
 
     @functools.cached_property
     def data(self) -> Assembled:
-        """The data of the runs, divided among clients as in training."""
+        """The data of the runs, divided among clients as in training.
+
+        Raises UsageError if the data are not those that the runs were trained on.
+        """
         if self.known_data is not None:
             return self.known_data
-        held_out = self.cell.held_out or "none"
+        chosen = config.changed(self.config, held_out=self.cell.held_out or "none", init_from="")
         try:
-            return assemble.assemble(config.changed(self.config, held_out=held_out, init_from=""))
+            found = assemble.assemble(chosen)
         except UsageError as error:
             raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
-
-    def check_data(self) -> None:
-        """Raises UsageError unless the data are still those that the runs were trained on."""
-        if self.starts[-1].data != provenance.fingerprint(self.data.data):
-            raise UsageError(
-                self.where,
-                ...,
-                f"was trained on other data than --dataset={self.config.data.dataset} has by now; "
-                "must have those, to the last bit",
-            )
+        if self.start.data != provenance.of_data(found.loaded):
+            text = f"was trained on other data than --dataset={chosen.data.dataset} has by now"
+            raise UsageError(self.where, ..., f"{text}; must have those, to the last bit")
+        return found
 
     def run(self, index: int, state: str) -> "OneRun":
         """A run by its number in the cell, in one of STATES or after the round of a checkpoint."""
@@ -171,11 +166,7 @@ class Runs:
 
     @functools.cached_property
     def shapes(self) -> Training:
-        """The shapes of the states of all runs; raises UsageError if they are too many to list."""
-        attendance = self.config.participation
-        where = f"{self.where}: --{attendance.history_flag}"
-        what = " for the shapes of as many broadcasts"
-        checks.memory(where, ..., _SHAPES * attendance.history, what=what)
+        """The shapes of the states of all runs."""
         whole = self._whole
         if not (self.path / states_file.NAME).exists():
             return whole
@@ -208,8 +199,8 @@ class Runs:
         if chosen.model.init_from and not is_own:
             held_out = config.changed(chosen, held_out=self.cell.held_out or "none")
             assembled = assemble.assemble(held_out, start=launch.start_of(chosen))
-            assert assembled.variables is not None
-            initial.check_same(chosen.model, self.path, assembled.variables)
+            if provenance.fingerprint(assembled.variables) != self.start.networks:
+                raise UsageError(self.where, ..., "began from other networks than --init_from has")
         ready = assembled.prepare(self.cell)
         one = jax.tree.map(lambda leaf: leaf[:1], assembled.data)  # its shape is enough
         begun = program.make(ready.experiment).init(one, ready.inputs)
@@ -220,16 +211,14 @@ class Runs:
 
         Raises UsageError if there is no checkpoint, or it is another run's.
         """
-        with self._checkpoints("has no checkpoint yet; must have one") as reader:
-            done = reader.latest()
-            return done, reader.restore(done, self.shapes)
+        done = self._done("has no checkpoint yet; must have one")
+        return done, checkpoints.restore(self._folder, done, self.shapes)
 
     @functools.cached_property
     def best(self) -> Served:
         """The selected states of all runs; raises UsageError if they cannot be read."""
-        with self._checkpoints("has no checkpoint any more; must have one") as reader:
-            shapes = selected.of(self.shapes, self.algorithm().personal)
-            return reader.selected(reader.latest(), shapes)
+        shapes = selected.of(self.shapes, self.algorithm().personal)
+        return checkpoints.selected(self._folder, self._done(), shapes)
 
     @functools.cached_property
     def lines(self) -> list[Line]:
@@ -239,7 +228,7 @@ class Runs:
     @functools.cached_property
     def last(self) -> Served:
         """The last states of all runs; raises UsageError if they cannot be read."""
-        return self._after(None)
+        return self._after(self._done())
 
     def states(self, state: str) -> Served:
         """The states of all runs, in one of STATES or after the round of a checkpoint.
@@ -256,7 +245,7 @@ class Runs:
 
     def check_round(self, done: int) -> None:
         """Raises UsageError unless there is a checkpoint of this round."""
-        there = checkpoints.rounds(self.path / "checkpoints")
+        there = checkpoints.rounds(self._folder)
         if done not in there:
             listed = ", ".join(map(str, there)) or "none"
             text = (
@@ -269,11 +258,10 @@ class Runs:
         """The states that `states` has read, by round."""
         return {}
 
-    def _after(self, done: int | None) -> Served:
-        """The states of all runs in a checkpoint, None for the newest."""
-        with self._checkpoints("has no checkpoint any more; must have one") as reader:
-            states = reader.restore(reader.latest() if done is None else done, self.shapes)
-            return jax.device_get(selected.of(states, self.algorithm().personal))
+    def _after(self, done: int) -> Served:
+        """The states of all runs in the checkpoint of a round."""
+        states = checkpoints.restore(self._folder, done, self.shapes)
+        return jax.device_get(selected.of(states, self.algorithm().personal))
 
     def check_classes(self) -> None:
         """Raises UsageError unless the targets are classes."""
@@ -281,14 +269,16 @@ class Runs:
             text = f"must be of data with classes, these have {self.data.task.kind}"
             raise UsageError(self.where, ..., text)
 
-    @contextlib.contextmanager
-    def _checkpoints(self, lacking: str) -> Iterator[Checkpoints]:
-        """A reader of the checkpoints. lacking: the error's text if there is no checkpoint."""
-        place = self.path / "checkpoints"
-        if not checkpoints.rounds(place):
+    @property
+    def _folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    def _done(self, lacking: str = "has no checkpoint any more; must have one") -> int:
+        """The round of the newest checkpoint. lacking: the error's text if there is none."""
+        rounds = checkpoints.rounds(self._folder)
+        if not rounds:
             raise UsageError(self.where, ..., lacking)
-        with contextlib.closing(Checkpoints(place, self.config, self.cell, reads=True)) as reader:
-            yield reader
+        return rounds[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,39 +389,38 @@ def open(
     flag: str,
     folder: Path,
     *,
-    trusted: Collection[str] = (),
+    named: Collection[str] = (),
     data_dir: str = "",
     unfinished: bool = False,
 ) -> Runs:
-    """The runs of a folder. A line on stderr reports code of its own that has changed.
+    """The runs of a folder. A warning tells of code of one's own that has changed since.
 
     flag: the flag that names the folder.
-    trusted: the factories outside of this project that may be imported.
+    named: the code of one's own that the command names.
     data_dir: the TFDS folder, if it differs from that in training.
     unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; if its log
-    has been edited; and, before any import, if it names a factory that is not trusted.
+    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; and if it
+    names other code.
     """
     folder = Path(os.path.expanduser(folder))
     where, result = f"--{flag}={folder}", None
     try:
-        chosen, cell = folders.read(folder, trusted)
-        begun = folders.begun(folder)
+        chosen, cell = folders.read(folder, named)
+        start = folders.begun(folder).start
         if not unfinished:
-            result = folders.result(folder, begun.cell)
-        log.read(folder)
+            result = folders.result(folder)
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:
         if unfinished:
             text = "must be the folder of a run; of a sweep, that of one algorithm"
             raise UsageError(where, ..., text) from None
-    # A run that goes on with more rounds has checkpoints that are newer than its result.
-    if not unfinished and (result is None or result.gone_on):
+    if not unfinished and result is None:
         raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
-    provenance.report_changes(where, begun.starts, provenance.code(chosen.outside))
-    return Runs(where, folder, _alone(chosen, data_dir), cell, begun.starts, result)
+    if start.code != outside.digest(chosen.outside):
+        warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
+    return Runs(where, folder, _alone(chosen, data_dir), cell, start, result)
 
 
 def _alone(chosen: Config, data_dir: str) -> Config:

@@ -25,19 +25,18 @@ class Phase(NamedTuple):
     critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0
 
 
-def find(folder: Path, data_dir: str = "", trusted: Collection[str] = ()) -> list[Phase]:
+def find(folder: Path, data_dir: str = "", named: Collection[str] = ()) -> list[Phase]:
     """The phases in a run folder, one for each combination of hyperparameters.
 
-    trusted: the factories outside of this project that may be imported.
+    named: the code of one's own that the command names.
 
     Raises UsageError for a folder without runs of an exit strategy, or without a checkpoint.
     """
-    runs = finished.open("runs", folder, trusted=trusted, data_dir=data_dir, unfinished=True)
+    runs = finished.open("runs", folder, named=named, data_dir=data_dir, unfinished=True)
     cell = runs.cell
     if exit_strategy.server_in(runs.shapes.state.server) is None:
         text = f"is of --algorithm={cell.algorithm}, must be of exit_strategy"
         raise UsageError(runs.where, ..., text)
-    runs.check_data()
     done, states = runs.newest()
     server = exit_strategy.server_in(states.state.server)
     assert server is not None

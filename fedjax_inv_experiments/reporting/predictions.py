@@ -213,7 +213,7 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = finished.open("run_dir", folder, trusted=chosen.trusted, data_dir=chosen.data.data_dir)
+    runs = finished.open("run_dir", folder, named=chosen.outside, data_dir=chosen.data.data_dir)
     # The rule of this command, which may differ from that in training.
     runs = dataclasses.replace(
         runs, config=config.changed(runs.config, select=chosen.watching.select)

@@ -39,8 +39,7 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
     begun = max((cell.folder / "config.json").stat().st_mtime for cell in finished)
     held_out, seed = assembled.cells[0].held_out, config.run.seeds[0]
     title = data_figures.title_of(config.title, held_out, seed)
-    # Later the data may be others than those that the runs were trained on, so a figure of the
-    # same cell stays.
+    # A figure of the same cell stays.
     is_there = partition.exists() and partition.stat().st_mtime >= begun
     if not (is_there and figures.title_in(partition) == title):
         dataset, split = assembled.as_seen(held_out, seed)
@@ -109,7 +108,7 @@ def metrics_parts(
 ) -> list[report.Part]:
     """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain.
 
-    A line below the table names each run whose data or states are not there any more.
+    A line below the table names each run whose state is not there any more.
     """
     watched, entries, rows = assembled.config.watching, [], []
     lacking: list[str] = []
@@ -118,12 +117,7 @@ def metrics_parts(
         chosen = report.choose(cell.label, cell.result, watched.select)
         if chosen is None:
             continue
-        try:
-            runs = predictions.of_folder(cell.folder, assembled)
-            runs.check_data()
-        except UsageError as error:
-            lacking.append(f"No metrics: {error}.")
-            continue
+        runs = predictions.of_folder(cell.folder, assembled)
         algorithm = runs.algorithm(chosen.indices[0])
         of_cell: dict[str, list[DomainScores]] = {}
         for index in chosen.indices:

@@ -1,38 +1,26 @@
 """The states of a cell's runs on disk, by round, through orbax.
 
-A checkpoint holds the states after its round, the states selected so far, and a note with its run
-and checksums. They are written together: a process that dies leaves a whole checkpoint or none.
+A checkpoint holds the states after its round and the states selected so far, written together: a
+process that dies leaves a whole checkpoint or none.
 """
 
 import contextlib
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
-from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import CONTINUES
-from fedjax_inv_experiments.flags.flag import check_place
-from fedjax_inv_experiments.running import files, provenance, records
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running.records import About
 from fedjax_inv_experiments.running.selected import Served
 
-_STATES, _SELECTED, _ABOUT = "default", "kept", "about"  # folders in a checkpoint
+_STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)
-
-# Fields in checkpoints of version 0.6 -> their names today.
-_RENAMED = {"heard": "broadcast_history", "beside": "side"}
 
 
 class Checkpoints:
@@ -42,26 +30,16 @@ class Checkpoints:
     --keep_checkpoints.
     """
 
-    def __init__(self, folder: Path, config: Config, cell: Cell, *, reads: bool = False) -> None:
-        """config, cell: those of the runs. reads: whether the folder is only read.
-
-        Raises UsageError if the folder cannot hold checkpoints.
-        """
-        self._folder, self._config, self._cell = folder, config, cell
-        for path in (folder, *folder.glob("[0-9]*")):
-            if path.is_file():
-                raise UsageError(str(path), ..., "is a file, must be a folder; delete it")
-        files.check_readable(folder)
-        if not reads:
-            files.check_no_links_in(folder)
-            check_place("run_dir", folder, is_folder=True)
-        kept = config.run.keep_checkpoints
-        self._kept = None if kept == "all" else int(kept)  # None: all
+    def __init__(self, folder: Path, keep: str) -> None:
+        """keep: --keep_checkpoints. Raises UsageError if the folder cannot hold checkpoints."""
+        self._folder = folder
+        self._kept = None if keep == "all" else int(keep)  # None: all
         most = None if self._kept is None else max(2, self._kept)
-        options = ocp.CheckpointManagerOptions(max_to_keep=most, read_only=reads)
         with _written(folder):
             self._manager = ocp.CheckpointManager(
-                folder.absolute(), options=options, item_names=(*ITEMS, _ABOUT)
+                folder.absolute(),
+                options=ocp.CheckpointManagerOptions(max_to_keep=most),
+                item_names=ITEMS,
             )
 
     def latest(self) -> int:
@@ -73,47 +51,8 @@ class Checkpoints:
         # From the host: of an array on several devices orbax saves slices, and compiles each.
         items = jax.device_get({_STATES: _plain(_numbers(states)), _SELECTED: _plain(served)})
         saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
-        sums = {name: provenance.checksum(tree) for name, tree in items.items()}
-        about = About(done, sums, *folders.description(self._config, self._cell))
         with _written(self._folder):
-            note = ocp.args.JsonSave(msgspec.to_builtins(about))
-            self._manager.save(done, args=ocp.args.Composite(**saved, **{_ABOUT: note}))
-
-    def restore(self, done: int, like: Training) -> Training:
-        """The states after round `done`, independent of the devices that saved them.
-
-        like: states of this run, or their shapes. Raises UsageError if the shapes differ.
-        """
-        restored = self._restore(done, _STATES, jax.eval_shape(_numbers, like))
-        restored = jax.tree.map(jnp.asarray, restored)
-        key = jax.random.wrap_key_data(restored.state.key)
-        return restored._replace(state=restored.state._replace(key=key))
-
-    def selected(self, done: int, like: Served) -> Served:
-        """The states that were selected until round `done`, on the host.
-
-        like: their shapes. Raises UsageError if the shapes differ.
-        """
-        return self._restore(done, _SELECTED, like)
-
-    def _restore(self, done: int, item: str, like: Tree) -> Tree:
-        """An item of a checkpoint as arrays of NumPy. like: its shapes."""
-        remedy = "delete it to continue from the one before"
-        try:
-            about = _about(self._folder, done, self._config, self._cell)
-            arrays = _read(self._folder, done, item)
-            _check_sum(about, item, arrays)
-            remedy = "the version that wrote it may read it"
-            restored = _matched(arrays, jax.eval_shape(_plain, like))
-        except Exception as error:  # orbax raises many kinds, for one reason
-            raise UsageError(
-                str(self._folder / str(done)),
-                ...,
-                f"corrupt, or not a checkpoint of this run ({_short(error)}); {remedy}",
-            ) from None
-        return jax.tree.map(
-            lambda got, leaf: got if leaf.size else np.empty(leaf.shape, leaf.dtype), restored, like
-        )
+            self._manager.save(done, args=ocp.args.Composite(**saved))
 
     def finish(self) -> None:
         """Waits until the newest checkpoint is written, and deletes those that shall not stay."""
@@ -130,77 +69,71 @@ class Checkpoints:
 
 
 def rounds(folder: Path) -> list[int]:
-    """The rounds of the checkpoints in a folder, in ascending order. Writes nothing."""
+    """The rounds of the complete checkpoints in a folder, in ascending order."""
     if not folder.is_dir():
         return []
     return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
 
 
-def plain(folder: Path, done: int, config: Config, cell: Cell, item: str = _STATES) -> Tree:
-    """A checkpoint of any run, as dicts of NumPy arrays [R, ...]. Writes nothing.
+def restore(folder: Path, done: int, like: Training) -> Training:
+    """The states after round `done`, independent of the devices that saved them.
 
-    config, cell: those of that run. item: one of ITEMS, by default the states. Raises UsageError if
-    the checkpoint cannot be read, or is another run's.
+    like: states of this run, or their shapes. Raises UsageError if they cannot be read.
     """
-    try:
-        files.check_readable(folder)
-        about = _about(folder, done, config, cell)
-        arrays = _read(folder, done, item)
-        _check_sum(about, item, arrays)
-        return arrays
-    except Exception as error:  # orbax raises many kinds, for one reason
-        raise UsageError(str(folder / str(done)), ..., f"corrupt ({_short(error)})") from None
+    restored = _restored(folder, done, _STATES, jax.eval_shape(_numbers, like))
+    restored = jax.tree.map(jnp.asarray, restored)
+    key = jax.random.wrap_key_data(restored.state.key)
+    return restored._replace(state=restored.state._replace(key=key))
 
 
-def _read(folder: Path, done: int, item: str) -> Tree:
-    """An item of a checkpoint as dicts of NumPy arrays, under the names on the disk."""
+def selected(folder: Path, done: int, like: Served) -> Served:
+    """The states that were selected until round `done`, on the host.
+
+    like: their shapes. Raises UsageError if they cannot be read.
+    """
+    return _restored(folder, done, _SELECTED, like)
+
+
+def plain(folder: Path, done: int, item: str = _STATES) -> Tree:
+    """An item of a checkpoint of any run, as dicts of NumPy arrays [R, ...].
+
+    Raises UsageError if it cannot be read.
+    """
     place = folder.absolute() / str(done) / item
-    with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
-        shapes = reader.metadata(place).tree
-        # Files of a few bytes may stand for arrays of any size.
-        sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes)]
-        checks.memory(str(place), ..., sum(sizes))
-        # Arrays of NumPy, or orbax asks for the devices that they were saved from.
-        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
-        return reader.restore(place, args=ocp.args.StandardRestore(target))
+    try:
+        with contextlib.closing(ocp.StandardCheckpointHandler()) as reader:
+            shapes = reader.metadata(place).tree
+            # Arrays of NumPy, or orbax asks for the devices that they were saved from.
+            target = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), shapes)
+            return reader.restore(place, args=ocp.args.StandardRestore(target))
+    except Exception as error:  # orbax raises many kinds, for one reason
+        raise _corrupt(folder, done, _short(error)) from None
 
 
-def _matched(arrays: Tree, like: Tree) -> Tree:
-    """Dicts of arrays as the tree `like` of shapes; raises UsageError where they do not fit it."""
+def _restored(folder: Path, done: int, item: str, like: Tree) -> Tree:
+    """An item of a checkpoint as the tree `like` of shapes, on the host."""
+    arrays = plain(folder, done, item)
     found = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
-    paths, structure = jax.tree_util.tree_flatten_with_path(like)
+    saved = jax.eval_shape(_plain, like)
+    paths, structure = jax.tree_util.tree_flatten_with_path(saved)
     needed = {_name(path): leaf for path, leaf in paths}
     for name in {**needed, **found}:
         there, here = (tree[name].shape if name in tree else None for tree in (found, needed))
         if there != here:
-            raise UsageError(name, ..., f"is {there}, must be {here}")
-    return jax.tree.unflatten(structure, [found[name] for name in needed])
+            raise _corrupt(folder, done, f"{name} is {there}, must be {here}")
+    restored = jax.tree.unflatten(structure, [found[name] for name in needed])
+    return jax.tree.map(
+        lambda got, leaf: got if leaf.size else np.empty(leaf.shape, leaf.dtype), restored, like
+    )
+
+
+def _corrupt(folder: Path, done: int, why: str) -> UsageError:
+    text = f"corrupt, or not a checkpoint of this run ({why}); delete it to use the one before"
+    return UsageError(str(folder / str(done)), ..., text)
 
 
 def _name(path: jax.tree_util.KeyPath) -> str:
-    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
-    return "/".join(_RENAMED.get(name, name) for name in names)
-
-
-def _about(folder: Path, done: int, config: Config, cell: Cell) -> About:
-    """The note in a checkpoint; raises UsageError if it is another run's."""
-    try:
-        about = records.read(folder / str(done) / _ABOUT / "metadata", About)
-    except (OSError, UsageError):
-        raise UsageError(f"{_ABOUT}/metadata is damaged") from None
-    if about.round != done:
-        raise UsageError(f"is of round {about.round}")
-    # --rounds may differ.
-    flags = about.flags | {"rounds": config.run.rounds}
-    differs = folders.difference(flags, about.cell, config, cell)
-    if differs is not None:
-        raise UsageError(f"of a run whose {differs.what}")
-    return about
-
-
-def _check_sum(about: About, item: str, restored: Tree) -> None:
-    if about.sha256.get(item) != provenance.checksum(restored):
-        raise UsageError(f"the checksum of {item} is another")
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ even if it began without --tensorboard.
 import importlib.util
 import math
 import re
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.running import divergence, files
+from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.records import Line
 
 _NAME = "tensorboard"
@@ -50,7 +51,7 @@ class Events:
             return
         import tensorboardX  # slow, and optional
 
-        files.remove_folder(folder / _NAME)
+        shutil.rmtree(folder / _NAME, ignore_errors=True)
         places = (str(folder / _NAME / name) for name in run_names(cell))
         self._writers = [tensorboardX.SummaryWriter(place) for place in places]
         self.add(lines)

@@ -1,6 +1,6 @@
 """The initial networks of --init_from: the global networks of another run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -8,24 +8,19 @@ import numpy as np
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
-from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error, shown
 from fedjax_inv_experiments.parts.network import Network
-from fedjax_inv_experiments.running import checkpoints, files, provenance, records
+from fedjax_inv_experiments.running import checkpoints, records
 from fedjax_inv_experiments.running import folder as folders
 
 # The flags that change a network but not its shapes.
 _SAME = ("activation", "weights")
-_START = "start.json"  # in a run folder: a checksum of the initial networks of its runs
 
 
-def variables(
-    chosen: Network, like: Variables, seeds: Sequence[int], trusted: Collection[str]
-) -> dict[int, Variables]:
+def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
     """The networks of --init_from, by seed; a seed that it lacks gets the first run's network.
 
     like: the shapes of the new run's variables.
-    trusted: the factories outside of this project that may be imported.
 
     Raises UsageError if there is no such checkpoint, or if it has no single network for a seed, a
     network that is not finite, or a network of other shapes.
@@ -35,35 +30,29 @@ def variables(
         cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
         one_of = f" of this sweep, one of {', '.join(cells)}" if cells else ""
         raise _error(chosen, f"must be the folder of a run{one_of}, or a checkpoint in it")
+    rounds = checkpoints.rounds(folder / "checkpoints")
+    if not rounds or checkpoint not in (None, *rounds):
+        raise _error(chosen, f"must have such a checkpoint; there are those of rounds {rounds}")
+    done = rounds[-1] if checkpoint is None else checkpoint
     try:
-        config, cell = folders.read(folder, trusted)
+        begun = folders.begun(folder)
+        server = checkpoints.plain(folder / "checkpoints", done)["state"]["server"]
     except UsageError as error:
         raise _error(chosen, str(error)) from None
     for name in _SAME:
-        theirs, ours = getattr(config.model, name), getattr(chosen, name)
+        theirs, ours = begun.flags.get(name), getattr(chosen, name)
         if theirs != ours:
             text = f"is of --{name}={shown(theirs)}, must be of --{name}={shown(ours)}, as this run"
             raise _error(chosen, text)
-    rounds = checkpoints.rounds(folder / "checkpoints")
-    if checkpoint is not None and checkpoint not in rounds:
-        raise _error(chosen, f"must be one of the checkpoints there, of rounds {rounds}")
-    if not rounds:
-        raise _error(chosen, "has no checkpoint yet; must have one")
-    done = rounds[-1] if checkpoint is None else checkpoint
-    try:
-        place = folder / "checkpoints"
-        server = checkpoints.plain(place, done, config, cell)["state"]["server"]
-    except UsageError as error:
-        raise _error(chosen, str(error)) from None
     while "wrapped" in server:  # an algorithm inside a rule for missing uploads
         if "frozen" in server:
             raise _error(chosen, "trained a part of its network (--train_only), must train all")
         server = server["wrapped"]
     if "variables" not in server:
-        text = f"is of --algorithm={cell.algorithm}, which has no single network to start from"
+        text = f"is of --algorithm={begun.cell.algorithm}, which has no single network"
         raise _error(chosen, text)
     networks = _matched(chosen, server["variables"], like)
-    return {seed: _finite(chosen, networks, _row(chosen, cell, seed)) for seed in seeds}
+    return {seed: _finite(chosen, networks, _row(chosen, begun.cell, seed)) for seed in seeds}
 
 
 def _error(chosen: Network, text: str) -> UsageError:
@@ -83,38 +72,7 @@ def _place(chosen: Network) -> tuple[Path, int | None]:
     return path, None
 
 
-def record(folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Writes a checksum of the initial networks of its runs into a run folder."""
-    files.write_json(folder / _START, {"networks": _checksum(networks)})
-
-
-def check_same(chosen: Network, folder: Path, networks: Mapping[int, Variables]) -> None:
-    """Raises UsageError if the runs in a folder started from other networks.
-
-    The run of --init_from may have been trained further, or replaced, since then.
-    """
-    path = folder / _START
-    if not path.exists():
-        return
-    remedy = "delete it if --init_from names the same networks as before"
-    if records.read(path, records.Networks, remedy).networks != _checksum(networks):
-        raise _error(
-            chosen,
-            f"has other networks by now than those that the run in {folder} started from; choose "
-            "another --run_dir, or delete that run",
-        )
-
-
-def _checksum(networks: Mapping[int, Variables]) -> str:
-    """The SHA-256 of networks by seed."""
-    return provenance.digest(
-        (str(seed) if number == 0 else "", leaf)
-        for seed, variables in networks.items()
-        for number, leaf in enumerate(jax.tree.leaves(variables))
-    )
-
-
-def _row(chosen: Network, cell: Cell, seed: int) -> int:
+def _row(chosen: Network, cell: records.Cell, seed: int) -> int:
     """The index of the run with this seed, or with the first run's seed if there is none."""
     seeds = [run.seed for run in cell.runs]
     nearest = seed if seed in seeds else seeds[0]

@@ -36,9 +36,7 @@ from fedjax_inv_experiments.running import (
     loop,
     provenance,
     records,
-    sources,
     states,
-    summary,
 )
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
@@ -171,12 +169,6 @@ class Launch:
         with folders.locked(self._folder):
             results = _finished(assembled, places)
             todo = [cell for cell in cells if results[cell.name] is None]
-            for cell in todo:
-                folders.check_data(places[cell.name], self._programs.start)
-            if machine.leads():
-                code = provenance.code(config.outside)
-                for place in places.values():
-                    provenance.report_changes(f"--run_dir={place}", folders.starts(place), code)
             machine.agree(0)  # no process writes before all have checked
             with Stop() as stop:
                 for cell in cells:
@@ -184,7 +176,7 @@ class Launch:
                     if results[cell.name] is None:
                         left = todo[todo.index(cell) + 1 :]
                         self._begin(left[:DEPTH], ahead)
-                        results[cell.name] = self._run(cell, ahead, stop)
+                        results[cell.name] = self._alone(cell, ahead, stop)
                         if left or self._is_row:  # other rows, or the table of all, may be left
                             _end_if_asked(stop, place)
                     elif config.watching.tensorboard:  # the finished run may lack events
@@ -255,17 +247,24 @@ class Launch:
         parts += [cell.label] if len(labels) > 1 or not parts else []
         return f"{', '.join(parts)}, held out {cell.held_out or 'test split'}"
 
+    def _alone(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
+        """Runs a cell while no other process works in its folder, and returns its result."""
+        place = self._places[cell.name]
+        if place == self._folder:
+            return self._run(cell, ahead, stop)
+        with folders.locked(place):
+            # Another process may have run it since the start of this one.
+            done = _finished(self._assembled._replace(cells=[cell]), self._places)[cell.name]
+            return self._run(cell, ahead, stop) if done is None else done
+
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
-        place, networks = self._places[cell.name], self._assembled.variables
-        loop.check_reached(self._assembled.config, place)
+        place = self._places[cell.name]
         # Its errors leave the folder as it is.
         job = ahead.take(self._key(cell), lambda: self._job(cell))
         if self._assembled.config.outside and job.stream is None:
             loop.trace(job)
-        folders.begin(place, self._assembled.config, cell, self._programs.start)
-        if networks is not None:
-            initial.record(place, networks)
+        folders.begin(place, self._assembled.config, cell, _start(self._assembled))
         scaling = self._assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
@@ -319,7 +318,7 @@ def start_of(config: Config) -> assemble.Start:
     """A function that reads the networks of --init_from."""
 
     def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
-        return initial.variables(config.model, shapes, seeds, config.trusted)
+        return initial.variables(config.model, shapes, seeds)
 
     return start
 
@@ -337,10 +336,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     cells = assembled.cells
     if in_folders:
         folders.check_sweep(folder)
-        places = {name: folder / place for name, place in grid.folder_names(cells).items()}
-        for place in places.values():
-            files.check_no_link(place, folder)
-        return places
+        return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
         raise UsageError(
             _with_several(cells, assembled.config.data.held_out),
@@ -354,19 +350,18 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
 def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
     """The results of finished cells, None for the others, by the cells' names.
 
-    Raises UsageError if the log of a finished cell has been edited.
+    Raises UsageError if a cell's folder holds another run, or one on other data.
     """
-    results = {
-        cell.name: folders.finished(assembled.config, cell, places[cell.name])
+    start = functools.cache(lambda: _start(assembled))
+    return {
+        cell.name: folders.finished(assembled.config, cell, places[cell.name], start)
         for cell in assembled.cells
     }
-    for name, result in results.items():
-        if result is not None:
-            results[name] = summary.with_all_rules(result, log.read(places[name]))
-    if assembled.variables is not None:
-        for place in places.values():
-            initial.check_same(assembled.config.model, place, assembled.variables)
-    return results
+
+
+def _start(assembled: Assembled) -> records.Start:
+    """The record of a start now."""
+    return provenance.record(assembled.loaded, assembled.config.outside, assembled.variables)
 
 
 def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
@@ -414,12 +409,6 @@ class _Programs:
     @functools.cached_property
     def _padded(self) -> Examples:
         return assemble.padded(self._data)
-
-    @functools.cached_property
-    def start(self) -> records.Start:
-        """The record of this start."""
-        files = sources.of_run(self._config)
-        return provenance.record(self._data, self._config.outside, files)
 
     def of(
         self, assembled: Assembled, cell: Cell, folder: Path

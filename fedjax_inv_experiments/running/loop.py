@@ -30,8 +30,6 @@ from fedjax_inv_experiments.parts import machine, selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running import checkpoints as checkpoint_files
 from fedjax_inv_experiments.running import divergence, files, records, selected, summary
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log as logs
 from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.ahead import Ahead
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
@@ -112,17 +110,17 @@ def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
 def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     """Runs or continues a cell to its end, writes its result and returns it.
 
-    folder: a folder that `folders.begin` has prepared.
+    folder: a folder that `folder.begin` has prepared.
 
     Raises Stopped after a signal, when a checkpoint is written. With --nonfinite=stop, raises
     Diverged if a client's loss or update is not finite; the last good checkpoint stays.
     """
     config, cell = job.config, job.cell
     with contextlib.ExitStack() as opened:
-        checkpoints = Checkpoints(folder / "checkpoints", config, cell)
+        checkpoints = Checkpoints(folder / "checkpoints", config.run.keep_checkpoints)
         opened.enter_context(contextlib.closing(checkpoints))
         done = checkpoints.latest()
-        log = Log(folder, done)
+        log = Log(folder, done, len(cell.runs))
         events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
         if job.stream is not None:
@@ -135,8 +133,9 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         shapes = selected.of(like, job.personal)
         begun_at, served = None, selected.none(shapes)
         if done:
-            begun_at = job.program.placed(checkpoints.restore(done, like))
-            served = checkpoints.selected(done, shapes)
+            place = folder / "checkpoints"
+            begun_at = job.program.placed(checkpoint_files.restore(place, done, like))
+            served = checkpoint_files.selected(place, done, shapes)
         rule = selection.rules(job.measure)[config.watching.select]
         best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
@@ -178,34 +177,6 @@ def _tell_who_left(folder: Path, program: Program, server: Tree, rounds: int) ->
     except UsageError as error:
         if machine.leads():
             print(f"{folder}: {error}", file=sys.stderr)
-
-
-def check_reached(config: Config, folder: Path) -> None:
-    """Raises UsageError if the newest checkpoint in a folder does not fit its log and the flags.
-
-    Before `folders.begin`, as the log's length says how often the earlier start wrote checkpoints.
-    """
-    done = max(checkpoint_files.rounds(folder / "checkpoints"), default=0)
-    if done > config.run.rounds:
-        raise UsageError(
-            str(folder / "checkpoints" / str(done)),
-            ...,
-            f"is of a round beyond --rounds={config.run.rounds}; delete it to continue from the "
-            "one before",
-        )
-    if done or not (folder / "config.json").exists():
-        return
-    flags = folders.begun(folder).flags
-    every = int(str(flags["checkpoint_every"])) or int(str(flags["eval_every"]))
-    logged = max([0, *(line.round for line in logs.read(folder))])
-    # A checkpoint is finished before the next one begins.
-    if logged > 2 * every:
-        raise UsageError(
-            str(folder),
-            ...,
-            f"has a log up to round {logged}, but no checkpoint any more; put a copy of "
-            "checkpoints/ in its place, or delete metrics.jsonl to begin anew",
-        )
 
 
 def _advance(

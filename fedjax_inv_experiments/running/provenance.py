@@ -1,76 +1,59 @@
-"""The provenance of a run: versions, commit, date, and digests of its data."""
+"""The provenance of a run: version, commit, date, and digests of its data and of one's own code."""
 
 import hashlib
 import importlib.metadata
 import os
 import platform
 import subprocess
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 import fedjax_inv
+from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
-from fedjax_inv_experiments.flags import errors, outside
-from fedjax_inv_experiments.running.records import Module, Start
+from fedjax_inv_experiments.flags import outside
+from fedjax_inv_experiments.running.records import Start
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+SEVERAL = "several"
 
 
-def record(
-    data: Tree,
-    factories: Collection[str] = (),
-    files: Mapping[str, str] | None = None,
-) -> Start:
+def record(data: Dataset, code: Collection[str] = (), networks: Tree = None) -> Start:
     """The record of a start at this moment.
 
-    data: all examples. factories: those outside of this project, by name. files: the digests of
-    this project's files on which the results depend.
+    data: the data set as it was read. code: the factories of one's own. networks: the initial
+    networks of --init_from.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    return Start(
-        date,
-        commit(),
-        versions(),
-        fingerprint(data),
-        code(factories),
-        dict(files or {}),
-        processor(),
-    )
+    begun_from = "" if networks is None else fingerprint(networks)
+    made = outside.digest(code)
+    return Start(date, commit(), versions(), processor(), of_data(data), made, begun_from)
 
 
-def code(factories: Collection[str]) -> dict[str, Module]:
-    """The modules of factories outside of this project, as they are now. Imports nothing."""
-    found = {}
-    installed = importlib.metadata.packages_distributions() if factories else {}
-    for name in factories:
-        module = name.partition(":")[0]
-        owners = sorted({*installed.get(module.partition(".")[0], ())})
-        versions = {owner: importlib.metadata.version(owner) for owner in owners}
-        found[name] = Module(module, outside.digest(name), versions)
-    return found
+def merged(starts: Iterable[Start]) -> Start:
+    """The record of several starts: "several" stands where they differ, and the date is the last.
 
-
-def report_changes(where: str, starts: Sequence[Start], now: Mapping[str, Module]) -> None:
-    """Prints a line on stderr for each module that has another file than at a run's last start.
-
-    where: the text that names the run. now: from `code`.
+    The versions of a package may be in some starts only.
     """
-    lines = {}
-    for name, module in now.items():
-        before = [start.code[name] for start in starts if name in start.code]
-        if before and before[-1].sha256 != module.sha256:
-            old, new = (each.sha256 or "none" for each in (before[-1], module))
-            text = f"{module.module} has changed since the run: SHA-256 {old} then, {new} now"
-            lines[module.module] = errors.printable(f"warning: {where}: {text}")
-    for line in lines.values():
-        print(line, file=sys.stderr)
+    each = [*starts]
+    last = max(each, key=lambda start: start.date)
+    values: dict[str, str] = {}
+    for name, version in (pair for start in each for pair in start.versions.items()):
+        values[name] = version if values.get(name, version) == version else SEVERAL
+    return last | {
+        "versions": values,
+        **{name: _same([start[name] for start in each]) for name in ("commit", "processor")},
+    }
+
+
+def _same(values: Collection[str | None]) -> str | None:
+    different = set(values)
+    return SEVERAL if len(different) > 1 else different.pop()
 
 
 def versions() -> dict[str, str]:
@@ -105,28 +88,18 @@ def commit(root: Path = _ROOT) -> str | None:
     return done.stdout.strip()
 
 
-def fingerprint(data: Tree) -> str:
+def of_data(data: Dataset) -> str:
+    """The digest of a data set: its arrays and all names."""
+    names = (data.classes, data.domains, data.words, data.columns)
+    arrays = (data.x, data.y, data.domain, data.test, data.user, data.original)
+    return fingerprint(arrays, repr(names))
+
+
+def fingerprint(tree: Tree, names: str = "") -> str:
     """The SHA-256 of a tree of arrays, with their paths, types, shapes and bits."""
-    leaves = jax.tree_util.tree_leaves_with_path(data)
-    return digest(_headed(jax.tree_util.keystr(path), leaf) for path, leaf in leaves)
-
-
-def checksum(data: Tree) -> str:
-    """The SHA-256 of a tree of arrays, which is the same for dicts and for records."""
-    leaves = jax.tree_util.tree_leaves_with_path(data)
-    named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-    return digest(_headed(name, named[name]) for name in sorted(named))
-
-
-def _headed(name: str, leaf: Any) -> tuple[str, np.ndarray]:
-    array = np.ascontiguousarray(leaf)
-    return f"{name} {array.dtype} {array.shape} ", array
-
-
-def digest(arrays: Iterable[tuple[str, Any]]) -> str:
-    """The SHA-256 of (text, array) pairs, in order."""
-    sha = hashlib.sha256()
-    for text, array in arrays:
-        sha.update(text.encode())
-        sha.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    sha = hashlib.sha256(names.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.ascontiguousarray(leaf)
+        sha.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape} ".encode())
+        sha.update(array.reshape(-1).view(np.uint8).data)
     return sha.hexdigest()

@@ -4,7 +4,6 @@ A field that has its default is absent from the file.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
@@ -118,43 +117,22 @@ class Cell(Record, frozen=True):
         return grid.of_record(msgspec.to_builtins(self))
 
 
-class Module(Record, frozen=True):
-    """The module of a factory outside of this project."""
-
-    module: str
-    sha256: str | None  # of its file; None: it has no file
-    versions: dict[str, str] = {}  # of the distributions that install its package
-
-
 class Start(Record, frozen=True):
-    """The provenance of one start of a run."""
+    """The provenance of a run: of its start, or merged of several starts."""
 
     date: str
     commit: str | None
     versions: dict[str, str]
-    data: str  # the SHA-256 of all examples
-    code: dict[str, Module] = {}  # by the name of the factory outside of this project
-    sources: dict[str, str] = {}  # the digests of this project's files, of `sources.of_run`
-    processor: str | None = None  # its model and number of cores
+    processor: str | None
+    data: str  # the digest of the data set as it was read
+    code: str = ""  # of the modules of one's own that the flags name
+    networks: str = ""  # of the initial networks of --init_from
 
 
-class Repeated(Record, frozen=True):
-    """A later repetition of a table's first rounds, with one seed, that gave the same numbers.
-
-    Compared are all scores and losses of the rows whose code or flags had changed.
-    """
-
-    rounds: int
-    date: str
-    version: str  # of this project, with which they were repeated
-    code: dict[str, str]  # the digests of the files on which the table depends, as in `Origin`
-    rounding: float = 0.0  # the largest relative difference; 0: the same to the last bit
-
-
-class Origin(Record, frozen=True, kw_only=True):
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The record beside a study's table, or masks of `explain`: how they came about.
 
-    `versions` and `code` say "several" for what was not the same in all starts of its runs.
+    `commit`, `processor` and `versions` say "several" for what was not the same in all runs.
     """
 
     command: str
@@ -164,27 +142,16 @@ class Origin(Record, frozen=True, kw_only=True):
     versions: dict[str, str]
     processor: str | None = None
     seconds: float | None = None  # of training, the cells one after the other
-    code: dict[str, str] = {}  # the digests of the files on which the table depends
     sha256: str | None = None  # of the table or picture, if it is published
     note: str | None = None  # what else is known about a table whose runs left no record
-    repeated: Repeated | None = None  # by tools/repeat.py
 
 
 class Begun(Record, frozen=True):
-    """config.json: the flags and the cell of a folder, and its starts in order of time."""
+    """config.json: the flags and the cell of a folder, and its provenance."""
 
     flags: dict[str, Flag]
     cell: Cell
-    starts: Annotated[list[Start], msgspec.Meta(min_length=1)]
-
-
-class About(Record, frozen=True):
-    """The note of a checkpoint: its run, and the SHA-256 of its items."""
-
-    round: int
-    sha256: dict[str, str]
-    flags: dict[str, Flag]
-    cell: Cell
+    start: Start
 
 
 class RunResult(Record, frozen=True):
@@ -196,8 +163,7 @@ class RunResult(Record, frozen=True):
     by_rule: dict[str, Line | None]  # by each rule of `parts.selection`
     last: Line
     stops: list[Stop] | None = None  # by threshold
-    # Reports fill it with what --select picks. Files of version 0.11 and before say what validation
-    # picks, whatever --select was.
+    # Reports fill it with what --select picks.
     selected: Line | None = None
 
 
@@ -206,7 +172,6 @@ class Result(Record, frozen=True):
 
     cell: Cell
     runs: list[RunResult]
-    gone_on: bool = False  # whether the run has been started again since, with more rounds
     score: Measure = ACCURACY
 
 
@@ -217,62 +182,29 @@ class Sweep(Record, frozen=True):
     cells: list[Result]
 
 
-class Networks(Record, frozen=True):
-    """start.json: the SHA-256 of the initial networks that came from --init_from."""
-
-    networks: str
-
-
-# The names of scores in records of version 0.8 and before.
-_ACCURACY = re.compile(rb'"(?:(\w+)_)?accuracy(_by_\w+)?"(?=\s*:)')
-
-
 def decoded(text: bytes, kind: type[T]) -> T | None:
     """The record in a json text; None if the text is not such a record.
 
-    Scores of a run that diverged may be NaN, which Python writes and msgspec does not read.
+    Scores of a run that diverged may be NaN, which Python writes and strict JSON does not have.
     """
-    for each in (text, _ACCURACY.sub(_renamed, text)):
-        for read_as in (_strictly, _with_nan):
-            try:
-                return read_as(each, kind)
-            except (ValueError, RecursionError):
-                continue
-    return None
-
-
-def _strictly(text: bytes, kind: type[T]) -> T:
-    return msgspec.json.decode(text, type=kind)
-
-
-def _with_nan(text: bytes, kind: type[T]) -> T:
-    return msgspec.convert(json.loads(text), type=kind)
-
-
-def _renamed(match: re.Match[bytes]) -> bytes:
-    before, after = match.groups()
-    return b'"' + (before + b"_" if before else b"") + b"score" + (after or b"") + b'"'
+    try:
+        return msgspec.convert(json.loads(text), kind)
+    except (ValueError, RecursionError):
+        return None
 
 
 def read(path: Path, kind: type[T], remedy: str = "") -> T:
     """The record in a json file.
 
-    remedy: a text that says what to do about a damaged file if there is no copy of it.
+    remedy: a text that says what to do about a damaged file.
 
     Raises UsageError if the file is damaged, and OSError if it cannot be read.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be read forever
-        raise damaged(path, remedy)
     record = decoded(path.read_bytes(), kind)
     if record is None:
-        raise damaged(path, remedy)
+        text = remedy or f"delete {path.parent} to begin anew"
+        raise UsageError(str(path), ..., f"is damaged, or of another version; {text}")
     return record
-
-
-def damaged(path: Path, remedy: str = "") -> UsageError:
-    """The error for a file that does not hold a record."""
-    remedy = remedy or f"delete {path.parent} to begin anew"
-    return UsageError(str(path), ..., f"is damaged; put a copy in its place, or {remedy}")
 
 
 def is_origin(path: Path) -> bool:

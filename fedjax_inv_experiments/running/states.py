@@ -5,6 +5,8 @@ several processes the leading one writes this file. Each of the others reads and
 its own, which is made anew at each start and has no name.
 """
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,13 @@ def opened(folder: Path, config: Config, cell: Cell, like: Tree, num_clients: in
         files.write(path, "")  # of a run that died before its first checkpoint
     shape = len(cell.runs), num_clients
     if machine.leads():
-        file = files.opened(path, "r+b")
+        file = open(path, "r+b")  # noqa: SIM115
     else:
-        file = files.unnamed(folder, path if there else None)
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        if there:
+            with open(path, "rb") as source:
+                shutil.copyfileobj(source, file)
+            file.flush()
     machine.agree(0)  # no state is written before all have copied
     if not machine.leads():
         return Kept(file, like, shape, reuses=1)  # no checkpoint refers to it
@@ -62,7 +68,7 @@ def opened(folder: Path, config: Config, cell: Cell, like: Tree, num_clients: in
         found
         for done in (there if reuses else ())
         for item in checkpoints.ITEMS
-        if (found := _places(checkpoints.plain(place, done, config, cell, item))) is not None
+        if (found := _places(checkpoints.plain(place, done, item))) is not None
     ]
     return Kept(file, like, shape, reuses=reuses, before=before)
 
@@ -80,7 +86,7 @@ def read(folder: Path, places: Places, first: Tree, run: int) -> Tree:
     """
     shape = np.shape(places.record)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), first)
-    with files.opened(folder / NAME, "rb") as file:
+    with open(folder / NAME, "rb") as file:
         kept = Kept(file, one, (shape[0], shape[1]))
         kept.begin(places)
         states = jax.tree.map(np.array, first)

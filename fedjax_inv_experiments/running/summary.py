@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import jax
-import msgspec
 import numpy as np
 
 from fedjax_inv import evaluation, stopping
@@ -18,7 +17,6 @@ from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import (
     Domain,
     Line,
-    Result,
     RunResult,
     Stop,
 )
@@ -211,19 +209,3 @@ def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> lis
             )
         )
     return results
-
-
-def with_all_rules(result: Result, lines: list[Line]) -> Result:
-    """A finished cell with what the rules pick that are newer than its result.
-
-    lines: those of its log.
-    """
-    names = selection.rules(result.score).keys()
-    if all(names <= run.by_rule.keys() for run in result.runs):
-        return result
-    now = summarise(result.cell.restored(), lines, result.score)
-    runs = [
-        msgspec.structs.replace(run, by_rule=new.by_rule | run.by_rule)
-        for run, new in zip(result.runs, now, strict=True)
-    ]
-    return msgspec.structs.replace(result, runs=runs)

@@ -344,7 +344,6 @@ CAPTION = (
     "round. Better, worse: than FedAvg, by a paired t test over seeds with Holm's correction for "
     "all cells of the table (5%). Without a word, no difference is shown."
 )
-_MODULES = ("cells", "methods", "table", "verdicts", "columns")
 PAPER = study.Paper(
     "map",
     tuple(DATA),
@@ -355,5 +354,5 @@ PAPER = study.Paper(
     select=select,
     own=Own,
     write=write,
-    modules=tuple(f"{__package__}.{name}" for name in _MODULES),
+    words=("map",),
 )

@@ -72,15 +72,6 @@ def test_data_of_ones_own_keep_their_domains(dataset: str, name: str) -> None:
     assert config.of(dataset=dataset, environment="colored").environment.name == "colored"
 
 
-def test_vectors_of_records_of_version_0_8_keep_their_widths() -> None:
-    now = json.loads(json.dumps(config.to_record(config.of(dataset="a.npz"))))
-    before = {name: value for name, value in now.items() if name != "keep_checkpoints"}
-    assert config.from_record(now).model.widths == ()
-    assert config.from_record(before).model.widths == (390, 390)
-    for other in ({"widths": [5]}, {"dataset": "digits"}, {"model": "lenet"}):
-        assert config.from_record(before | other).model.widths == tuple(other.get("widths", ()))
-
-
 def test_a_flag_of_no_environment_has_no_record() -> None:
     for name, kind in environments.LISTED.items():
         chosen = config.of(environment=name)

@@ -4,7 +4,6 @@ Compiling takes nearly all of the time, so a few runs are shared, and a job that
 again with other inputs.
 """
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -29,8 +28,7 @@ from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.parts.watching import Watching
 from fedjax_inv_experiments.reporting import report, run_figures
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, loop, records, selected
-from fedjax_inv_experiments.running.checkpoints import Checkpoints
+from fedjax_inv_experiments.running import log, loop, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
 from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
@@ -175,7 +173,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         ),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(told) == set(config.FLAGS) - {"trust_code"}  # which each command grants anew
+    assert set(told) == set(config.FLAGS)
     lines = metrics(trained.folder)
     expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
     assert [(line["round"], line["seed"]) for line in lines] == expected
@@ -296,10 +294,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
     folder = go_on(whole.job._replace(config=shorter), tmp_path / "run")
     before = Ran(folder, whole.job).runs
     assert {run["last"]["round"] for run in before} == {half}
-    # Killed before it is over, it has the result that it had.
-    folders.begin(folder, chosen, whole.job.cell, start_of(whole.job))
-    assert Ran(folder, whole.job).runs == before
-    assert folders.finished(chosen, whole.job.cell, folder) is None
+    assert folders.finished(chosen, whole.job.cell, folder, lambda: start_of(whole.job)) is None
     go_on(whole.job, folder)
     assert metrics(folder) == metrics(whole.folder)
     last = chosen.run.rounds
@@ -307,7 +302,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
         chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
     after = Ran(folder, whole.job).runs
     assert [run["last"]["round"] for run in after] == [run["last"]["round"] for run in whole.runs]
-    assert folders.finished(chosen, whole.job.cell, folder) is not None
+    assert folders.finished(chosen, whole.job.cell, folder, lambda: start_of(whole.job))
 
 
 def test_one_trace_serves_all_segments_and_held_out_domains(
@@ -438,37 +433,6 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
         run["by_rule"]["validation"]["round"] == 6
     )  # nothing changed, and of equals the last is selected
     chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
-
-
-# orbax leaves futures behind that nobody asks for their error.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncated", "foreign", "of one run only"])
-def test_a_bad_checkpoint_is_told_in_one_line(
-    trained: Ran, sampled: Ran, tmp_path: Path, damage: str
-) -> None:
-    folder = halved(trained.job, tmp_path / "run")
-    if damage == "truncated":
-        for path in (folder / "checkpoints" / "3").rglob("*"):
-            if path.is_file() and path.stat().st_size > 100:
-                path.write_bytes(path.read_bytes()[:50])
-    elif damage == "of one run only":
-        shutil.rmtree(folder / "checkpoints")
-        first = jax.tree.map(
-            lambda leaf: leaf[:1], trained.job.program.init(trained.job.data, trained.job.inputs)
-        )
-        place, job = folder / "checkpoints", trained.job
-        with contextlib.closing(Checkpoints(place, job.config, job.cell)) as checkpoints:
-            checkpoints.save(3, first, selected.of(first, personal=False))
-    else:
-        other = halved(sampled.job, tmp_path / "other")
-        shutil.rmtree(folder / "checkpoints")
-        shutil.copytree(other / "checkpoints", folder / "checkpoints")
-    with pytest.raises(ValueError, match="corrupt, or not a checkpoint of this run") as error:
-        go_on(trained.job, folder)
-    assert "\n" not in str(error.value)
-    assert str(folder / "checkpoints" / "3") in str(error.value)
-    # A whole checkpoint of other shapes may be another version's.
-    assert ("delete" in str(error.value)) == (damage != "of one run only")
 
 
 OWN = """

@@ -165,17 +165,8 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
         assert run(chosen, folder, in_folders=True) == text
         shutil.rmtree(source / "checkpoints")
         shutil.copytree(earlier / "checkpoints", source / "checkpoints")
-        (cell,) = folder.glob("*/start.json")
-        for remove in ((), ("result.json", "metrics.jsonl")):
-            for name in remove:
-                (cell.parent / name).unlink()
-            with pytest.raises(UsageError, match=r"^--init_from=.*: has other networks by now"):
-                launch.run(
-                    config.changed(chosen, resume=True),
-                    folder,
-                    in_folders=True,
-                    report=run_report.write,
-                )
+        with pytest.raises(UsageError, match="from other networks than --init_from"):
+            run(config.changed(chosen, resume=True), folder, in_folders=True)
     assert len(seen) == 1
 
 
@@ -229,9 +220,6 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
         shutil.rmtree(folder / "checkpoints")
     elif how == "seeds":
         record["cell"]["runs"][1]["seed"] = 0
-        for about in folder.glob("checkpoints/*/about/metadata"):
-            config_json = json.loads(about.read_text())
-            about.write_text(json.dumps(config_json | {"cell": record["cell"]}))
     elif how == "config":
         (folder / "config.json").write_text("{")
         return folder
@@ -250,11 +238,11 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("nothing", "has no checkpoint yet; must have one"),
+        ("nothing", "must have such a checkpoint"),
         ("seeds", "holds 2 runs of seed 0, must hold one, with one value of each hyperparameter"),
         ("config", "config.json: is damaged"),
         ("checkpoint", "corrupt"),
-        ("round", r"must be one of the checkpoints there, of rounds \["),
+        ("round", "must have such a checkpoint"),
         ("sweep", "must be the folder of a run of this sweep, one of copy, or a checkpoint in it"),
     ],
 )
@@ -285,7 +273,7 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(UsageError, match=r"trained a part of its network \(--train_only\), must"):
         assembled(chosen)
     changed(lambda server: {"players": server})
-    with pytest.raises(UsageError, match="--algorithm=erm, which has no single network to start f"):
+    with pytest.raises(UsageError, match="--algorithm=erm, which has no single network"):
         assembled(chosen)
     changed(lambda server: jax.tree.map(lambda leaf: leaf * np.nan, server))
     with pytest.raises(UsageError, match=r"has a network whose params/body/.* is not finite$"):

@@ -363,6 +363,7 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(study, "run", run)
     monkeypatch.setattr(study, "table", lambda *arguments: "")
+    monkeypatch.setattr(study, "_origin", lambda *arguments: None)
     quiet = fedcfa.PAPER._replace(
         studies={"simpson": fedcfa.PAPER.studies["simpson"]._replace(figures={})}
     )

@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 import pytest
 from pyarrow import parquet
 
-import runs
 import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
@@ -37,7 +35,7 @@ from fedjax_inv_experiments.reporting import (
 )
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import launch, records
-from fedjax_inv_experiments.running.records import Domain, Line, Result
+from fedjax_inv_experiments.running.records import Result
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -128,18 +126,6 @@ def test_metrics_are_of_the_round_in_the_table(
     assert "| held-out" in (tmp_path / "lacking" / "table.md").read_text()
 
 
-def test_there_are_no_metrics_of_data_that_have_changed(ran: Ran, tmp_path: Path) -> None:
-    data = ran.folder.parent / "data.npz"
-    before = data.read_bytes()
-    np.savez(data, x=2 * X, y=TARGETS[ran.kind], domain=DOMAIN)
-    try:
-        printed, entries = again(ran, tmp_path / "run", "validation")
-    finally:
-        data.write_bytes(before)
-    assert not entries
-    assert "was trained on other data than --dataset=" in printed
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The titles of the partitions that are drawn, into empty files."""
@@ -152,23 +138,6 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(data_figures, "draw_partition", draw)
     monkeypatch.setattr(figures, "title_in", lambda path: titles[-1])
     return titles
-
-
-def test_a_partition_is_not_drawn_anew_from_data_that_have_changed(
-    ran: Ran, tmp_path: Path, drawn: list[str]
-) -> None:
-    shutil.copytree(ran.folder, tmp_path / "run")
-    chosen = config.changed(folders.read(ran.folder)[0], run_dir=str(tmp_path / "run"))
-    data = ran.folder.parent / "data.npz"
-    before = data.read_bytes()
-    with no_figures():
-        train.train(chosen)  # the figure is missing
-        np.savez(data, x=2 * X, y=TARGETS[ran.kind], domain=DOMAIN)
-        try:
-            train.train(chosen)
-        finally:
-            data.write_bytes(before)
-    assert drawn == ["data, held out: 2, seed 0"]
 
 
 def test_a_partition_is_of_the_present_first_cell(
@@ -336,18 +305,6 @@ def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None
             evaluate.run(evaluate.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
 
 
-def test_records_of_earlier_versions_are_read() -> None:
-    """They call every score an accuracy."""
-    domains = {"a": Domain(0.5, 0.1, 4, "validation")}
-    now = runs.line(1, 0.25, domains=domains, score_by_class=[0.5, None], balanced_score=0.5)
-    text = json.dumps(msgspec.to_builtins(now))
-    before = re.sub(r'(?<=[_"])score(?=["_])', "accuracy", text)
-    for name in ("validation_accuracy", "accuracy_by_class", '"accuracy"'):
-        assert name in before
-    assert records.decoded(before.encode(), Line) == records.decoded(text.encode(), Line) == now
-    assert records.decoded(before.replace("round", "turn").encode(), Line) is None
-
-
 OWN = """
 import jax.numpy as jnp
 from fedjax_inv import objectives
@@ -376,9 +333,6 @@ def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     assert objective.task(record, "values").measure.rank(2) == -2
     values = {"loss": "own_objective:loss", "score": "own_objective:near"}
     assert set(config.of(**values).outside) == set(values.values())
-    stored = json.loads(json.dumps(config.to_record(config.of(**values))))
-    with pytest.raises(ValueError, match=r"--loss=own_objective:loss, .* and --score=own_obj"):
-        config.from_record(stored)
 
 
 # Metrics, against naive loops.
