@@ -15,7 +15,6 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
-from fedjax_inv.data.moments import Moments
 from fedjax_inv.devices import Layout
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import (
@@ -91,7 +90,7 @@ class Assembled(NamedTuple):
     num_bytes: int  # of a network
     task: Task
     counted: dict[str, Kept]  # by the label of a cell, as soon as they are counted
-    summed: dict[tuple[str | None, int], Moments]  # by held-out domain and seed, likewise
+    scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, likewise
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -131,11 +130,10 @@ class Assembled(NamedTuple):
         """The shift and scale of the network's inputs, by seed; None if it has none."""
         if not network.is_scaled(self.config.model, self.dataset):
             return None
-        found = {seed: self._moments(held_out, seed) for seed in self.splits[held_out]}
+        found = {seed: self._scaler(held_out, seed) for seed in self.splits[held_out]}
         standardise = self.config.model.standardise
         return {
-            seed: scaling.of_moments(self.dataset, each, standardise)
-            for seed, each in found.items()
+            seed: scaling.of_scaler(self.dataset, each, standardise) for seed, each in found.items()
         }
 
     def scaling_record(self, held_out: str | None) -> dict[str, Any] | None:
@@ -154,14 +152,14 @@ class Assembled(NamedTuple):
         if self.config.model.standardise or not is_vector:
             return ""
         held_out, of_seed = next(iter(self.splits.items()))
-        return scaling.warning(dataset, self._moments(held_out, next(iter(of_seed))))
+        return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
 
-    def _moments(self, held_out: str | None, seed: int) -> Moments:
-        """The sums of the training examples of a run."""
-        if (held_out, seed) not in self.summed:
+    def _scaler(self, held_out: str | None, seed: int) -> Any:
+        """The scaler that has seen the training examples of a run."""
+        if (held_out, seed) not in self.scalers:
             x, split = jax.tree.map(np.asarray, self.data.x), self.splits[held_out][seed]
-            self.summed[held_out, seed] = scaling.of_clients(self.dataset, x, split)
-        return self.summed[held_out, seed]
+            self.scalers[held_out, seed] = scaling.of_clients(self.dataset, x, split)
+        return self.scalers[held_out, seed]
 
     def layout(self, cell: Cell) -> Layout:
         """The layout of a cell's runs and clients on devices.

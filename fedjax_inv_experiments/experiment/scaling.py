@@ -1,4 +1,4 @@
-"""The shift and scale of a network's inputs, from sums over the clients' training examples."""
+"""The shift and scale of a network's inputs, from the clients' training examples."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,26 +8,25 @@ import numpy as np
 
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
-from fedjax_inv.data.moments import Moments, joined, moments
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import Tree
 
 _BLOCK = 1024  # examples that are rendered at once
-_LEAST = 1e-35  # deviations below it count as 0, as their inverse does not fit into float32
 _APART = 100  # scales that differ by a larger factor are worth a warning
 
 
-def of_clients(dataset: Dataset, x: Tree, split: Split) -> Moments:
-    """The sums of the training examples of all clients.
+def of_clients(dataset: Dataset, x: Tree, split: Split) -> Any:
+    """A StandardScaler of scikit-learn that has seen the training examples of all clients.
 
     x: the inputs on the host, to whose rows the split refers. Validation and test do not enter.
     """
-    view = _view(dataset)
-    return joined(
-        joined(moments(block) for block in _blocks(view, x, rows))
-        for rows in parts_of(split.train)
-        if len(rows)
-    )
+    from sklearn.preprocessing import StandardScaler  # a second
+
+    view, scaler = _view(dataset), StandardScaler()
+    for rows in parts_of(split.train):
+        for block in _blocks(view, x, rows):
+            scaler.partial_fit(block.reshape(-1, block.shape[-1]).astype(np.float64))
+    return scaler
 
 
 def _view(dataset: Dataset) -> Callable[[Tree], np.ndarray]:
@@ -49,17 +48,17 @@ def _blocks(view: Callable[[Tree], np.ndarray], x: Tree, rows: np.ndarray) -> It
         yield view(jax.tree.map(lambda leaf, at=filled: leaf[at], x))[: len(some)]
 
 
-def of_moments(dataset: Dataset, found: Moments, standardise: bool) -> Scaling:
-    """The shift and scale of each feature.
+def of_scaler(dataset: Dataset, scaler: Any, standardise: bool) -> Scaling:
+    """The shift and scale of each feature, from what `of_clients` returns.
 
-    Categories stay 0 and 1, but those that do not occur become 0. Constant features stay as they
-    are, and all others unless `standardise`.
+    With `standardise` features get the mean 0 and the deviation 1; constant ones become 0.
+    Categories stay 0 and 1, but those that do not occur become 0.
     """
-    deviation = np.where(found.deviation > _LEAST, found.deviation, 0)
-    changes = (deviation > 0) & ~_is_category(dataset, len(deviation)) & standardise
-    shift = np.where(changes, found.mean, 0)
-    scale = np.where(changes, 1 / np.where(deviation > 0, deviation, 1), 1)
-    scale[_is_category(dataset, len(deviation)) & (found.mean == 0)] = 0
+    is_category = _is_category(dataset, len(scaler.mean_))
+    changes = ~is_category & standardise
+    shift = np.where(changes, scaler.mean_, 0)
+    scale = np.where(changes, 1 / scaler.scale_, 1)
+    scale[is_category & (scaler.mean_ == 0)] = 0
     return Scaling(shift.astype(np.float32), scale.astype(np.float32))
 
 
@@ -87,12 +86,13 @@ def feature_names(dataset: Dataset, num_features: int) -> list[str]:
     return list(dataset.features) or [*map(str, range(num_features))]
 
 
-def warning(dataset: Dataset, found: Moments) -> str:
+def warning(dataset: Dataset, scaler: Any) -> str:
     """A line about features whose deviations differ by more than a factor of 100, or ""."""
-    changes = (found.deviation > 0) & ~_is_category(dataset, len(found.mean))
-    if changes.sum() < 2:
+    is_constant = scaler.scale_ != np.sqrt(scaler.var_)  # then the scale is 1
+    ignored = is_constant | _is_category(dataset, len(is_constant))
+    if (~ignored).sum() < 2:
         return ""
-    deviation = np.where(changes, found.deviation, np.nan)
+    deviation = np.where(ignored, np.nan, scaler.scale_)
     low, high = int(np.nanargmin(deviation)), int(np.nanargmax(deviation))
     factor = deviation[high] / deviation[low]
     if factor <= _APART:

@@ -4,8 +4,9 @@ It imports the standard library alone, as any other package may be the missing o
 """
 
 _EXPERIMENTS = (
-    *("absl", "array_record", "docstring_parser", "lime", "matplotlib", "msgspec", "orbax", "PIL"),
-    *("pyarrow", "safetensors", "scipy", "sklearn", "tabulate", "tensorflow_datasets", "tqdm"),
+    *("absl", "array_record", "docstring_parser", "lime", "matplotlib", "msgspec", "orbax"),
+    *("pandas", "PIL", "pyarrow", "safetensors", "scipy", "sklearn", "tabulate"),
+    *("tensorflow_datasets", "tqdm"),
 )
 # The extra of pyproject.toml that installs a package, by the name under which it is imported.
 EXTRAS = {

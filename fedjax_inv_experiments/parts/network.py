@@ -76,8 +76,8 @@ class Network:
     standardise: bool = flag(
         False,
         "Whether features (of images: channels) are shifted and scaled to mean 0 and deviation 1, "
-        "by sums over the training clients' examples; the network keeps shift and scale. Constant "
-        "features and categories stay as they are.",
+        "by the training clients' examples; the network keeps shift and scale. Constant features "
+        "become 0, and categories stay as they are.",
     )
     dtype: str = flag(
         "float32",
