@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -31,28 +30,18 @@ class Server(NamedTuple):
     frozen: Variables  # the other part, with None in place of the trained leaves
 
 
-def names(params: Halves) -> list[str]:
-    """Return the names of parameters, such as "head/blocks_0/Dense_0/kernel".
+def _chosen(params: Halves, patterns: Sequence[str]) -> Halves:
+    """Return for each parameter whether a pattern fits its name or the beginning of it."""
 
-    Args:
-      params: the parameters, or their shapes.
-    """
-    checks.record("params", params, Halves)
-    return [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
+    def fits(place: tuple, leaf: Array) -> bool:
+        name = _name(place)
+        return any(fnmatch.fnmatchcase(name, each) for p in patterns for each in (p, f"{p}/*"))
+
+    return jax.tree_util.tree_map_with_path(fits, params)
 
 
 def _name(place: tuple) -> str:
     return jax.tree_util.keystr(place, simple=True, separator="/")
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
-
-
-def _check_patterns(patterns: Sequence[str]) -> None:
-    is_list = isinstance(patterns, list | tuple) and len(patterns) > 0
-    if not is_list or not all(isinstance(pattern, str) for pattern in patterns):
-        raise UsageError("patterns", patterns, "must be a sequence of texts, at least one")
 
 
 def check(params: Halves, patterns: Sequence[str]) -> None:
@@ -65,14 +54,12 @@ def check(params: Halves, patterns: Sequence[str]) -> None:
     Raises:
       UsageError: if a pattern fits no parameter, or if together they fit all.
     """
-    checks.record("params", params, Halves)
-    _check_patterns(patterns)
-    known = names(params)
+    names = [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
-        if not any(_matches(name, pattern) for name in known):
-            allowed = f"{pattern} must fit a parameter, such as {known[0]} or {known[-1]}"
+        if not any(jax.tree.leaves(_chosen(params, [pattern]))):
+            allowed = f"{pattern} must fit a parameter, such as {names[0]} or {names[-1]}"
             raise UsageError("patterns", ",".join(patterns), allowed)
-    if all(any(_matches(name, pattern) for pattern in patterns) for name in known):
+    if all(jax.tree.leaves(_chosen(params, patterns))):
         raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
 
 
@@ -82,13 +69,9 @@ def is_frozen(params: Halves, patterns: Sequence[str]) -> Halves:
     Args:
       params: the parameters, or their shapes.
       patterns: as in `train_only`.
-
-    Raises:
-      UsageError: as `check` does.
     """
-    check(params, patterns)
-    frozen = _parted(Variables(params, Halves((), ())), patterns)[1]
-    return Halves(*map(_is_constant, frozen.params))
+    halves = map(jax.tree.leaves, _chosen(params, patterns))
+    return Halves(*(len(half) > 0 and not any(half) for half in halves))
 
 
 def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, Variables]:
@@ -96,31 +79,20 @@ def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, V
 
     The statistics of a half are frozen if all of its parameters are.
     """
+    params, stats = variables
+    chosen, frozen = _chosen(params, patterns), is_frozen(params, patterns)
+    moves = Halves(
+        jax.tree.map(lambda _: not frozen.body, stats.body),
+        jax.tree.map(lambda _: not frozen.head, stats.head),
+    )
 
-    def part(trained: bool) -> Halves:
-        def keep(place: tuple, leaf: Array) -> Array | None:
-            fits = any(_matches(_name(place), pattern) for pattern in patterns)
-            return leaf if fits == trained else None
+    def part(trained: bool) -> Variables:
+        def keep(leaf: Array, moves: bool) -> Array | None:
+            return leaf if moves == trained else None
 
-        return jax.tree_util.tree_map_with_path(keep, variables.params)
+        return Variables(jax.tree.map(keep, params, chosen), jax.tree.map(keep, stats, moves))
 
-    def stats(trained: bool) -> Halves:
-        def keep(half: Tree, params: Tree) -> Tree:
-            return _none(half) if _is_constant(params) == trained else half
-
-        return Halves(*map(keep, variables.stats, part(False)))
-
-    return Variables(part(True), stats(True)), Variables(part(False), stats(False))
-
-
-def _is_constant(frozen: Tree) -> bool:
-    """Return whether a half has parameters, and all of them are frozen."""
-    leaves = jax.tree.leaves(frozen, is_leaf=lambda leaf: leaf is None)
-    return bool(leaves) and all(leaf is not None for leaf in leaves)
-
-
-def _none(tree: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: None, tree)
+    return part(True), part(False)
 
 
 def _filled(trained: Tree, frozen: Tree) -> Tree:
@@ -143,7 +115,8 @@ def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Mode
     """Return the model whose variables are the trained part alone, also those that it draws."""
 
     def half(run: Apply, fixed: Tree, fixed_stats: Tree) -> Apply:
-        is_constant = _is_constant(fixed)
+        leaves = jax.tree.leaves(fixed, is_leaf=lambda leaf: leaf is None)
+        is_constant = len(leaves) > 0 and all(leaf is not None for leaf in leaves)
 
         def apply(
             params: Tree,
@@ -179,33 +152,29 @@ def train_only(
     """Return an algorithm that trains a part of the network's parameters.
 
     The other parameters are constants for the algorithm: they have no gradient, decay and momentum,
-    no client uploads or keeps them, and their bits never change. The server sends them with every
-    message, as a client may be new. A half of the network without a trained parameter runs in
-    evaluation mode, so that its statistics are constants, too; in a half that is trained in part,
-    all statistics move. For inputs that are augmented, `make` augments the model that it gets
-    (`models.augmented`), or the augmentation of a frozen body would be off.
+    no client uploads or keeps them, and their bits never change. Optax's `set_to_zero` would not
+    do: penalties of gradients and norms would still count them, and clients would upload them. The
+    server sends them with every message, as a client may be new. A half of the network without a
+    trained parameter runs in evaluation mode, so that its statistics are constants, too; in a half
+    that is trained in part, all statistics move. For inputs that are augmented, `make` augments the
+    model that it gets (`models.augmented`), or the augmentation of a frozen body would be off.
 
         algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, work), model, ("head",))
 
     Args:
       make: model -> the algorithm.
       model: the network.
-      patterns: the names (`names`) of the parameters to train, such as "head",
-        "body/blocks_1" or "*/bias". A pattern fits a name or its beginning up to a "/"; * stands
-        for anything, also for several levels.
+      patterns: the names of the parameters to train, such as "head/blocks_0/Dense_0/kernel",
+        "head", "body/blocks_1" or "*/bias". A pattern fits a name or its beginning up to a "/";
+        * stands for anything, also for several levels.
 
     Returns:
       The algorithm, around that of `make`. Its `network` is whole.
 
     Raises:
-      UsageError: for arguments of other types. Before the first round: if a pattern fits no
-        parameter, or if all are trained.
+      UsageError: before the first round, if a pattern fits no parameter, or if all are trained.
     """
-    checks.function("make", make)
-    checks.record("model", model, Model)
-    _check_patterns(patterns)
     plain = make(model)
-    checks.record("make(model)", plain, Algorithm)
     network = plain.network
 
     def inner(frozen: Variables) -> Algorithm:

@@ -1,6 +1,5 @@
 """Training of a part of the network: what is frozen never moves, travels or counts."""
 
-import re
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import federations
 import slow
 from federations import assert_close, assert_same_bits
-from fedjax_inv import communication, devices, freezing, local, models, rounds
+from fedjax_inv import communication, devices, freezing, local, rounds
 from fedjax_inv.algorithms import LISTED, fedavg, fediir, fedipg, fedpvr, fl_games
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
@@ -118,18 +117,10 @@ def test_players_of_a_game_have_the_trained_part_of_their_heads() -> None:
     )
 
 
-def test_a_game_whose_players_cannot_move_is_one_line() -> None:
-    model = federations.mlp()
-    algorithm = freezing.train_only(
-        lambda m: fl_games.fl_games(m, decaying(), learned=True), model, ("body",)
-    )
-    with pytest.raises(UsageError, match=r"^model: must have a head"):
-        trained(algorithm, initial(model))
-
-
 @pytest.mark.parametrize(
     "of",
     [
+        partial(fl_games.fl_games, learned=True),
         partial(fedipg.fedipg, penalty_on="classifier"),
         fediir.fediir,
         fedpvr.fedpvr,
@@ -138,7 +129,7 @@ def test_a_game_whose_players_cannot_move_is_one_line() -> None:
 def test_a_method_of_the_classifier_needs_one_that_is_trained(of: Any) -> None:
     model = federations.mlp()
     algorithm = freezing.train_only(lambda m: of(m, decaying()), model, ("body",))
-    with pytest.raises(UsageError, match=r"^model: must have a head with a trained parameter$"):
+    with pytest.raises(UsageError, match=r"^model: "):
         rounds.init(algorithm, initial(model), FEDERATION, KEY)
 
 
@@ -157,77 +148,37 @@ def partly() -> tuple[Algorithm, Variables, rounds.State]:
     return algorithm, variables, trained(algorithm, variables)
 
 
-def test_patterns_choose_parameters(partly: tuple[Algorithm, Variables, rounds.State]) -> None:
+def test_patterns_choose_what_moves_and_what_is_uploaded(
+    partly: tuple[Algorithm, Variables, rounds.State],
+) -> None:
     algorithm, before, state = partly
     assert algorithm.network is not None
     after = algorithm.network(state.server)
-    names = freezing.names(before.params)
-    moves = [name.endswith("bias") or name.startswith("head/blocks_0/Dense_0/") for name in names]
-    assert {True, False} == {*moves}
-    leaves = (jax.tree.leaves(each.params) for each in (before, after))
-    for name, moved, old, new in zip(names, moves, *leaves, strict=True):
-        assert bool((old != new).any()) == moved, name
+    size = 0
+    leaves = jax.tree_util.tree_leaves_with_path(before.params)
+    for (place, old), new in zip(leaves, jax.tree.leaves(after.params), strict=True):
+        name = jax.tree_util.keystr(place, simple=True, separator="/")
+        is_trained = name.endswith("bias") or name.startswith("head/blocks_0/Dense_0/")
+        assert bool((old != new).any()) == is_trained, name
+        size += old.size * is_trained
     for old, new in zip(jax.tree.leaves(before.stats), jax.tree.leaves(after.stats), strict=True):
         assert (old != new).any()  # of halves that are trained in part
-
-
-def test_what_is_frozen_has_no_optimizer_state_and_no_upload(
-    partly: tuple[Algorithm, Variables, rounds.State],
-) -> None:
-    algorithm, variables, state = partly
-    named = zip(freezing.names(variables.params), jax.tree.leaves(variables.params), strict=True)
-    chosen = [leaf.size for name, leaf in named if name.endswith("bias") or "/Dense_0/" in name]
-    dense = variables.params.body["blocks_0"]["Dense_0"]["kernel"].size
-    size = sum(chosen) - dense
-    stats = sum(leaf.size for leaf in jax.tree.leaves(variables.stats))
+    stats = sum(leaf.size for leaf in jax.tree.leaves(before.stats))
     momentum = [leaf.size for leaf in jax.tree.leaves(state.server.wrapped.opt_state)]
     assert sum(momentum) in (size, size + stats)
     (traffic,) = communication.traffic(algorithm, state, FEDERATION)
-    whole = sum(leaf.size for leaf in jax.tree.leaves(variables))
+    whole = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert (traffic.down, traffic.up) == (4 * whole, 4 * (size + stats))
 
 
-@pytest.mark.parametrize(
-    ("patterns", "message"),
-    [
-        (("tail",), "patterns='tail': tail must fit a parameter, such as body/blocks_0/Ba"),
-        (("head", "*/sale"), "patterns='head,*/sale': */sale must fit a parameter"),
-        (("body", "head"), "patterns='body,head': must leave out some parameter"),
-        ((), "patterns=(): must be a sequence of texts, at least one"),
-        ("head", "patterns='head': must be a sequence of texts, at least one"),
-    ],
-)
-def test_patterns_that_choose_nothing_or_everything_are_refused(
-    patterns: Any, message: str
-) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+@pytest.mark.parametrize("patterns", [("tail",), ("head", "*/sale"), ("body", "head")])
+def test_patterns_that_choose_nothing_or_everything_are_refused(patterns: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError, match="patterns"):
         freezing.check(initial(NORMED).params, patterns)
 
 
-def test_an_empty_body_is_not_frozen() -> None:
-    """Its augmentation stays on; that of a frozen body is put around the model of `make`."""
-    bodiless, whole = (initial(federations.softmax_regression()), initial(NORMED))
-    assert freezing.is_frozen(bodiless.params, ("*/bias",)) == Halves(False, False)
-    assert freezing.is_frozen(whole.params, ("head",)) == Halves(True, False)
-    assert freezing.is_frozen(whole.params, ("body/*/bias",)) == Halves(False, True)
-    seen: list[bool] = []
-
-    def augment(x: Any, key: Any) -> Any:
-        seen.append(True)
-        return x
-
-    for model, patterns, augments in (
-        (federations.softmax_regression(), ("*/bias",), 1),
-        (NORMED, ("head",), 0),
-    ):
-        inside, outside = (
-            models.augmented(model, augment),
-            partial(models.augmented, augment=augment),
-        )
-        for made, dressed, expected in ((inside, lambda m: m, augments), (model, outside, 1)):
-            seen.clear()
-            algorithm = freezing.train_only(
-                lambda m, dressed=dressed: fedavg.fedavg(dressed(m), decaying()), made, patterns
-            )
-            jax.eval_shape(partial(trained, algorithm), initial(model))
-            assert bool(seen) == bool(expected)
+def test_a_half_is_frozen_if_it_has_parameters_and_trains_none() -> None:
+    bodiless, whole = initial(federations.softmax_regression()).params, initial(NORMED).params
+    assert freezing.is_frozen(bodiless, ("*/bias",)) == Halves(False, False)
+    assert freezing.is_frozen(whole, ("head",)) == Halves(True, False)
+    assert freezing.is_frozen(whole, ("body/*/bias",)) == Halves(False, True)
