@@ -42,6 +42,14 @@ def held() -> Federation:
     return federations_of.of_parts(federations_of.examples(x, y), parts)
 
 
+def alike() -> Federation:
+    """`held`, of whose clients each repeats its first example, so that no order matters."""
+    federation = held()
+    order = np.asarray(federation.order)
+    first = order[np.minimum(np.asarray(federation.start), len(order) - 1)]
+    return federation._replace(order=np.repeat(first, SIZES))
+
+
 def work(num_steps: int = NUM_STEPS) -> Work:
     """Full-batch steps with momentum."""
     optimizer = optax.sgd(RATE, MOMENTUM)
@@ -85,6 +93,15 @@ def trained(
         velocity = [MOMENTUM * v + d for v, d in zip(velocity, direction, strict=True)]
         now = [a - RATE * v for a, v in zip(now, velocity, strict=True)]
     return [a - b for a, b in zip(now, w, strict=True)]
+
+
+def pulled(factor: float, to: Weights) -> Callable[[Weights, Weights], Weights]:
+    """The change of gradients by a proximal term."""
+
+    def change(grads: Weights, now: Weights) -> Weights:
+        return [g + factor * (a - b) for g, a, b in zip(grads, now, to, strict=True)]
+
+    return change
 
 
 def present(cohort: tuple[int, ...]) -> list[int]:

@@ -16,7 +16,6 @@ from federations import assert_close, assert_equal
 from fedjax_inv import communication, devices, evaluation, models, rounds, tree
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Tree, Variables
-from test_fedavg import examples
 
 FEDERATION = federations.federation()
 NUM_CLIENTS = federations.NUM_CLIENTS
@@ -71,6 +70,12 @@ def attended_by(*present: int) -> Cohort:
     return federations.cohort(who, [client in present for client in who])
 
 
+def examples(client: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = federations.rows_of(FEDERATION, client)
+    x = np.asarray(FEDERATION.data.x, np.float64)[rows].reshape(len(rows), 36) / 255
+    return x, np.asarray(FEDERATION.data.y)[rows]
+
+
 class Network(NamedTuple):
     """MODEL's variables by name."""
 
@@ -118,7 +123,7 @@ def reference(schedule: Cohort) -> tuple[dict, list[tuple], tuple]:
     for who, present in zip(np.asarray(schedule.who), np.asarray(schedule.present), strict=True):
         deltas, kept, sizes = [], [], []
         for client in who[present]:
-            x, y = examples(FEDERATION, client)
+            x, y = examples(client)
             if len(y) == 0:
                 continue
             shared, (norm, stats) = server, own[client]

@@ -1,7 +1,5 @@
 """FedNova against normalised averaging in NumPy, in float64."""
 
-from typing import Any
-
 import jax
 import numpy as np
 import optax
@@ -35,12 +33,7 @@ def test_fednova_is_the_papers(proximal: float) -> None:
     With the largest proximal term some counts of steps are negative.
     """
     with jax.enable_x64(True):
-        held = linear.held()
-        first = held.start[np.arange(len(linear.SIZES))]
-        order = np.repeat(
-            np.asarray(held.order)[np.minimum(first, len(held.order) - 1)], linear.SIZES
-        )
-        held = held._replace(order=order)  # each client repeats its first example
+        held = linear.alike()
         optimizer = optax.sgd(linear.RATE, linear.MOMENTUM)
         work = local.epochs(optimizer, batch_size=3, num_epochs=2, momentum=linear.MOMENTUM)
         work = work._replace(learning_rate=linear.RATE)
@@ -51,13 +44,7 @@ def test_fednova_is_the_papers(proximal: float) -> None:
             steps = [2 * -(-linear.SIZES[i] // 3) for i in clients]
             assert len(set(steps)) > 1
             a = [counts(k, proximal=proximal) for k in steps]
-            received = w
-
-            def change(grads: Any, now: Any, received: Any = received) -> list[np.ndarray]:
-                return [
-                    g + proximal * (b - c) for g, b, c in zip(grads, now, received, strict=True)
-                ]
-
+            change = linear.pulled(proximal, to=w)
             moved = [
                 [
                     part / count
