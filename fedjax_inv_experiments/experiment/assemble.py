@@ -323,7 +323,7 @@ def assemble(
         of_network,
         task,
         counted={},
-        summed={},
+        scalers={},
     )
     _check_watching(assembled)
     if any([_check_stream(assembled, cell) for cell in cells]):
