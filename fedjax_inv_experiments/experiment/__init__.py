@@ -1,1 +1,1 @@
-"""From flags to an assembled experiment: configuration, grid, data, memory."""
+"""From flags to an assembled experiment: configuration, grid, data."""

@@ -60,7 +60,6 @@ class Kept(NamedTuple):
 
     server: int  # all but the states of clients
     client: int  # the state of one client
-    sent: int  # the broadcasts of a round
 
 
 class Prepared(NamedTuple):
@@ -177,6 +176,11 @@ class Assembled(NamedTuple):
             return machine.States(kept.server, kept.client)
 
         return machine.layout(config.run, load, states)
+
+    def check_fit(self) -> None:
+        """Raises UsageError if an algorithm's settings do not fit the network."""
+        for cell in {cell.label: cell for cell in self.cells}.values():
+            self.kept(cell)
 
     def kept(self, cell: Cell) -> Kept:
         """What a run of a cell keeps, counted on shapes.
@@ -402,7 +406,6 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
         # These sizes cause an error below.
         with warnings.catch_warnings(action="ignore"), in_module("algorithm", cell.algorithm):
             state = jax.eval_shape(init, variables, sizes, key)
-            sent = [jax.eval_shape(each.broadcast, state.server) for each in built.exchanges]
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
         names["model"] = _flag_of_model(config.model, variables)
@@ -411,7 +414,7 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
         text = f"needs arrays larger than int32 counts: {error}"
         raise flag_error("algorithm", cell.label, text) from None
     server = num_bytes(state._replace(clients=()))
-    return Kept(server, num_bytes(state.clients) // number, num_bytes(sent))
+    return Kept(server, num_bytes(state.clients) // number)
 
 
 def num_bytes(shapes: Tree) -> int:

@@ -96,11 +96,6 @@ class Participation:
             return 1 + self.longest_delay
         return max([1, *(int(entry.partition(":")[2]) for entry in self.slow)])
 
-    @property
-    def history_flag(self) -> str:
-        """The name of the flag that determines `history`."""
-        return "longest_delay" if self.late == "stale" else "slow"
-
 
 def check(chosen: Participation, num_clients: int) -> None:
     """Raises UsageError for flags that contradict each other. num_clients: --clients."""

@@ -19,7 +19,7 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
 from fedjax_inv.types import Examples, Variables
-from fedjax_inv_experiments.experiment import assemble, grid, memory
+from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
@@ -28,7 +28,6 @@ from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error, shown
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
-    disk,
     events,
     files,
     initial,
@@ -125,18 +124,16 @@ def prepared(
         if None not in _finished(first, places).values():
             return Launch(first, folder, places, shared, label)
     assembled = assemble.assemble(config, start=start)
-    memory.check(assembled)
+    assembled.check_fit()
     places = _places(assembled, folder, in_folders)
     if is_gone:
         _check_started(config, places.values())
     # Before the lock, whose file must not lie in another run's folder.
-    results = _finished(assembled, places)
-    todo = [cell for cell in assembled.cells if results[cell.name] is None]
+    _finished(assembled, places)
     if shared is None:  # of several launches, those of a study, `check` comes first
         begun = any((place / "config.json").exists() for place in places.values())
         if config.run.resume and machine.leads() and not begun:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
-    disk.check(assembled, folder, places, todo)
     warning = assembled.scale_warning()
     if warning and machine.leads():
         where = f"--dataset={config.data.dataset}"
@@ -292,7 +289,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     events.check(config.watching.tensorboard)
     check_run_dir(folder)
     assembled = assemble.assemble(config, config.run.seeds[:1])
-    memory.check(assembled)
+    assembled.check_fit()
     _finished(assembled, _places(assembled, folder, in_folders))
 
 

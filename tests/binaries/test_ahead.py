@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.experiment import assemble, config, memory
+from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import launch, loop, progress
@@ -75,7 +75,6 @@ def test_setting_up_compiles_next_to_nothing(tmp_path: Path) -> None:
     chosen = tiny(tmp_path, seeds=(0, 1, 2, 3), rounds=7, widths=(5,), held_out="60")
     with progress.compilations() as ends:
         assembled = assemble.assemble(chosen)
-        memory.check(assembled)
         prepared = [assembled.prepare(cell) for cell in assembled.cells]
         assemble.cohorts(chosen, prepared[0].inputs, 7)
     # The examples and their labels are placed, and the cohorts are drawn.
