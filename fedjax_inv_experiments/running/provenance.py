@@ -1,5 +1,6 @@
 """The provenance of a run: version, commit, date, and digests of its data and of one's own code."""
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -31,8 +32,12 @@ def record(data: Dataset, code: Collection[str] = (), networks: Tree = None) -> 
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     begun_from = "" if networks is None else fingerprint(networks)
-    made = outside.digest(code)
-    return Start(date, commit(), versions(), processor(), of_data(data), made, begun_from)
+    return Start(date, *_here(), of_data(data), outside.digest(code), begun_from)
+
+
+@functools.cache
+def _here() -> tuple[str | None, dict[str, str], str]:
+    return commit(), versions(), processor()
 
 
 def merged(starts: Iterable[Start]) -> Start:

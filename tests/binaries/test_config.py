@@ -14,7 +14,7 @@ from fedjax_inv_experiments import sweep, train
 from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.flags import names as registry
 from fedjax_inv_experiments.flags.flag import at_least, flag, name_of
-from fedjax_inv_experiments.parts import environments, method
+from fedjax_inv_experiments.parts import environments
 
 
 def test_flags_as_a_list_are_those_of_a_command_line() -> None:
@@ -36,11 +36,6 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             command_line.of_arguments([arguments])
-
-
-def test_what_a_preset_switches_on_can_be_switched_off() -> None:
-    lossy = ["--preset=exit_digits,exit_lossy", "--lossy="]
-    assert not command_line.of_arguments(lossy).participation.lossy
 
 
 def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None:
@@ -72,12 +67,6 @@ def test_data_of_ones_own_keep_their_domains(dataset: str, name: str) -> None:
     assert config.of(dataset=dataset, environment="colored").environment.name == "colored"
 
 
-def test_a_flag_of_no_environment_has_no_record() -> None:
-    for name, kind in environments.LISTED.items():
-        chosen = config.of(environment=name)
-        assert tuple(type(record) for record in chosen.environment.records) == kind.records
-
-
 def helped(*arguments: str) -> str:
     values = flags.FlagValues()
     command_line.define(values, nonfinite="mark")
@@ -86,9 +75,8 @@ def helped(*arguments: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("ask", ["--help", "-h", "--helpfull"])
-def test_help_tells_all_in_groups(ask: str) -> None:
-    page = helped("--rounds=3", ask)
+def test_help_tells_all_in_groups() -> None:
+    page = helped("--rounds=3", "--help")
     assert page.startswith("What it is.\n\n")
     places = [page.index(f"{group.upper()}: ") for group in config.GROUPS]
     assert places == sorted(places)
@@ -133,10 +121,6 @@ def test_a_binary_has_its_own_flags_beside_those_of_an_experiment() -> None:
         binary.read(["", "--images=0"], values)
 
 
-def test_without_a_question_there_is_no_answer() -> None:
-    assert command_line.answer(["", "--rounds=3", "help"], "") is None
-
-
 @pytest.mark.parametrize("algorithm", LISTED)
 def test_describe_tells_every_setting_and_its_meaning(algorithm: str) -> None:
     text = helped(f"--describe={algorithm}")
@@ -179,24 +163,6 @@ def test_meanings_are_the_arguments_of_a_docstring() -> None:
     }
 
 
-def test_a_docstring_without_arguments_has_no_meanings() -> None:
-    def plain(penalty: float = 0.1) -> None:
-        """Do something. penalty: not this."""
-
-    assert command_line.meanings(plain) == {}
-    plain.__doc__ = None
-    assert command_line.meanings(plain) == {}
-
-
-def test_describe_takes_the_name_as_the_next_word_too() -> None:
-    assert helped("--describe", "fedipg") == helped("--describe=fedipg")
-
-
-def test_describe_of_an_unknown_algorithm() -> None:
-    with pytest.raises(UsageError, match="--describe=fedpig: unknown; did you mean fedipg"):
-        helped("--describe=fedpig")
-
-
 PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
 
 
@@ -228,50 +194,9 @@ def test_settings_of_presets_are_replaced_and_taken_back(
         assert values == settings
 
 
-def test_flags_over_a_base_replace_its_settings() -> None:
-    base = ["--algorithm=fedipg", "--set=penalty=1", "--set=penalty=2"]
-    for arguments, settings in (
-        ([], ("penalty=2",)),
-        (["--set=penalty=3"], ("penalty=3",)),
-        (["--set="], ()),
-        (["--set=penalty="], ()),
-    ):
-        assert command_line.of_arguments(arguments, base).method.settings == settings
-
-
-def test_what_is_taken_back_reaches_the_rows_of_a_study() -> None:
-    """Whose binary passes its flags on."""
-    values = flags.FlagValues()
-    command_line.define(values)
-    command_line.parse(["", "--set=", "--set=penalty="], values)
-    passed = values["set"].serialize().splitlines()
-    chosen = command_line.of_arguments(passed, ["--algorithm=fedipg", "--set=weighting=uniform"])
-    assert chosen.method.settings == ()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--set=penalty=1", "--rounds=9", "--set=penalty=2"],
-            "--set=penalty=2: stands beside --set=penalty=1; must be given once",
-        ),
-        (
-            ["--optimizer_set=b1=0.1", "--optimizer=adam", "--optimizer_set=b1=0.2"],
-            "--optimizer_set=b1=0.2: stands beside --optimizer_set=b1=0.1; must be given once",
-        ),
-    ],
-)
-def test_a_setting_given_twice_is_one_line(arguments: list[str], message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
-        command_line.of_arguments(["--algorithm=fedipg", *arguments])
-
-
-def test_a_value_given_twice_is_one_line() -> None:
-    for entry in ("penalty=0.1,0.1", "penalty=0.1,0.10", "weighting=size,size"):
-        chosen = config.of(algorithm=("fedipg",), settings=(entry,))
-        with pytest.raises(UsageError, match=f"^--set={entry}: must be one or several different"):
-            method.settings(chosen.method)
+def test_a_setting_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"^--set=penalty=2: .*--set=penalty=1"):
+        command_line.of_arguments(["--algorithm=fedipg", "--set=penalty=1", "--set=penalty=2"])
 
 
 def folder(*arguments: str) -> str:
@@ -310,18 +235,6 @@ def test_a_default_folder_is_that_of_the_run() -> None:
     more = [folder("--preset=stained_mnist", f"--clients={count}") for count in (10, 11)]
     every = [*many, *rates, *data, *presets, *more, folder(*some)]
     assert len(set(every)) == len(every)
-
-
-@pytest.mark.parametrize(
-    ("flags", "title"),
-    [
-        ({}, "digits, rotated domains"),
-        (dict(environment="none"), "digits"),
-        (dict(dataset="/data/mine.npz"), "mine"),
-    ],
-)
-def test_what_the_data_are_called(flags: dict[str, str], title: str) -> None:
-    assert config.of(**flags).title == title
 
 
 @pytest.mark.parametrize(
