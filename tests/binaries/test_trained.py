@@ -21,7 +21,7 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, explain, export, train
+from fedjax_inv_experiments import evaluate, export, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
@@ -29,7 +29,7 @@ from fedjax_inv_experiments.reporting import finished, predictions
 from fedjax_inv_experiments.running import checkpoints, files, loop, records, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
-from runs import Ran, go_on, halved, line, metrics, no_figures, parsed, ran, states
+from runs import Ran, go_on, halved, line, metrics, no_figures, ran, states
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -205,50 +205,6 @@ def test_all_checkpoints_stay_and_change_nothing(
         assert kept.run(0, "3").line().round == 3
         with pytest.raises(UsageError, match=r"its run seed=0 had diverged by round 4$"):
             kept.run(0, "4").line()
-
-
-def test_a_checkpoint_without_a_line_in_the_log_is_told(
-    kept: finished.Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = [line for line in kept.lines if line.round != 3]
-    monkeypatch.setitem(kept.__dict__, "lines", others)
-    with pytest.raises(UsageError, match=r"seed=0 has a checkpoint of round 3, but no line in its"):
-        kept.run(0, "3").line()
-
-
-def test_clients_own_networks_are_not_scored_on_the_test_of_their_run(
-    whole: tuple[Ran, dict[int, Served]],
-) -> None:
-    """Even if no client has an example for validation."""
-    runs = finished.open("run", whole[0].folder)
-    *_, test = predictions.own_parts(runs, 0)
-    arguments = runs.run(0, "last"), runs.algorithm(), [test]
-    assert not predictions.predicted(*arguments).by_client
-    found = predictions.predicted(*arguments, is_new=True)
-    assert [client for client, _ in found.by_client] == [0, 1]
-
-
-def test_an_export_may_be_in_the_home(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "run").symlink_to(whole[0].folder)
-    export.run(export.Options("~/run", "last", "~/nets"))
-    files = {path.name for path in (tmp_path / "nets" / "seed=0").iterdir()}
-    assert files == {"clients.safetensors", "model.json", "model.safetensors"}
-
-
-@pytest.mark.slow
-def test_the_newest_checkpoints_stay(
-    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
-) -> None:
-    run, _ = whole
-    folder = go_on(keeping(run.job, "4"), tmp_path / "run")
-    assert kept_rounds(folder) == [3, 4, 5, 6]
-    # Another number of them does not make another run.
-    shutil.copytree(kept.path, tmp_path / "all")
-    assert kept_rounds(go_on(keeping(run.job, "2"), tmp_path / "all")) == [5, 6]
-    assert metrics(tmp_path / "all") == metrics(folder)
 
 
 def test_the_state_after_a_round_is_evaluated_and_exported(
@@ -483,28 +439,14 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }
 
 
-def explained(folder: Path) -> None:
-    one = explain.find(folder, explain.Options(state="best"))
-    one.served()
-
-
-LOOKS: dict[str, Callable[[Path], Any]] = {
-    "evaluate": lambda folder: evaluate.run(evaluate.Options(str(folder))),
-    "explain": explained,
-}
-
-
 @pytest.mark.parametrize("how", BAD)
-@pytest.mark.parametrize("binary", slow.after(1, LOOKS))
 def test_what_cannot_be_looked_at_is_told_in_one_line(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, how: str, binary: str
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, how: str
 ) -> None:
     words, change = BAD[how]
     folder = edited(change)(whole[0].folder, tmp_path / "copy")
-    with pytest.raises(ValueError, match=words) as error, no_figures():
-        LOOKS[binary](folder)
-    assert "\n" not in str(error.value)
-    assert str(error.value).startswith(f"--run{'s' if binary == 'explain' else ''}={folder}: ")
+    with pytest.raises(UsageError, match=f"^--run={folder}: .*{words}"), no_figures():
+        evaluate.run(evaluate.Options(str(folder)))
 
 
 def test_what_was_not_kept_is_not_taken_along(
@@ -595,11 +537,3 @@ def test_predictions_replace_neither_data_nor_a_report(
     assert (
         evaluate._check_predictions(str(tmp_path / "mine.csv"), ["digits", ""]).name == "mine.csv"
     )
-
-
-@pytest.mark.parametrize("binary", [export, evaluate])
-def test_the_flags(binary: Any) -> None:
-    options = parsed(binary.BINARY, "--run=a", "--state=last", "--out=b")
-    assert options == binary.Options("a", "last", out="b")
-    with pytest.raises(ValueError, match="--state=first: must be one of best, last"):
-        parsed(binary.BINARY, "--run=a", "--state=first")
