@@ -1,12 +1,11 @@
-"""Prepares data for `sources.load`: downloads data sets of TFDS, or converts federations.
+"""Converts the clients of other files to a folder that `sources.load` reads.
 
-    python -m fedjax_inv.data.prepare mnist
     python -m fedjax_inv.data.prepare leaf/femnist/data --to=femnist
 
-The second command writes the examples of each client in a row (`on_disk`), in one pass and with
-bounded memory. It takes LEAF's FEMNIST, a folder of images (--folders), a data set of TFDS with a
-feature that names the user (--user), or a function package.module:function that yields (x, y) of
-each client from a number on. Started again after an interruption, it goes on.
+It writes the examples of each client in a row (`on_disk`), in one pass and with bounded memory. It
+takes LEAF's FEMNIST, a folder of images (--folders), a data set of TFDS with a feature that names
+the user (--user), or a function package.module:function that yields (x, y) of each client from a
+number on. Started again after an interruption, it goes on.
 """
 
 import argparse
@@ -30,9 +29,9 @@ _OF_SOURCE = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Download each named data set and write it where `sources.load` reads it.
+    """Write a source where `sources.load` reads it.
 
-    Exits with status 2 and one line if a flag is wrong, or if a package or a data set is missing.
+    Exits with status 2 and one line if a flag or the source is wrong.
 
     Args:
       argv: the command line without the program, by default the process's own.
@@ -55,9 +54,9 @@ def _prepare(argv: Sequence[str] | None) -> None:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_argument("names", nargs="*", help="as mnist or emnist/letters; with --to a source")
+    parser.add_argument("name", help="the source")
     parser.add_argument("--data_dir", help="by default $TFDS_DATA_DIR, else ~/tensorflow_datasets")
-    parser.add_argument("--to", help="the folder that the source is converted to")
+    parser.add_argument("--to", required=True, help="the folder that the source is converted to")
     parser.add_argument("--user", help="of TFDS: the feature that names the user")
     parser.add_argument(
         "--folders",
@@ -73,43 +72,12 @@ def _prepare(argv: Sequence[str] | None) -> None:
     except argparse.ArgumentError as error:
         raise UsageError(error.argument_name or "argv", ..., error.message) from None
     if others:
-        raise UsageError(others[0], ..., "unknown; must be names of data sets, or --data_dir")
-    if not args.names:
-        raise UsageError("names", ..., "must be one data set of TFDS or several, such as mnist")
-    if args.to:
-        _convert(args)
-        return
-    for name in args.names:
-        if not sources.may_be_prepared(name):
-            raise UsageError(
-                repr(name), ..., "must be a data set of TFDS, such as mnist or emnist/letters"
-            )
-    if args.data_dir and Path(args.data_dir).expanduser().is_file():
-        raise UsageError("--data_dir", Path(args.data_dir), "must be a folder")
-    for package in ("tensorflow_datasets", "tensorflow"):
-        if find_spec(package) is None:
-            raise UsageError(
-                f"{package} is needed to download: pip install 'fedjax_inv[experiments,prepare]'"
-            )
-    import tensorflow_datasets as tfds
-
-    for name in args.names:
-        try:
-            builder = tfds.builder(name, data_dir=args.data_dir)
-        except tfds.core.DatasetNotFoundError:
-            raise UsageError(repr(name), ..., "must be a data set of TFDS") from None
-        except (ValueError, AssertionError) as error:  # TFDS has no such configuration or version
-            reason = " ".join(str(error).split())
-            text = f"has no such configuration or version: {reason}"
-            raise UsageError(repr(name), ..., text) from None
-        builder.download_and_prepare(file_format="array_record")  # for random access
-        print(f"{name}: {builder.data_dir}")
+        raise UsageError(others[0], ..., "unknown; must be one source")
+    _convert(args)
 
 
 def _convert(args: argparse.Namespace) -> None:
-    if len(args.names) > 1:
-        raise UsageError("names", args.names, "must be one source, with --to")
-    (name,), folder = args.names, Path(args.to).expanduser()
+    name, folder = args.name, Path(args.to).expanduser()
     try:
         for split, plan in _plans(name, args).items():
             place = folder / "test" if split == "test" else folder
@@ -120,7 +88,7 @@ def _convert(args: argparse.Namespace) -> None:
                 )
             print(f"{place}: {meta['clients']} clients, {meta['examples']} examples")
     except UsageError as error:
-        flags = {"folder": ("--to", args.to), "root": ("names", name), "name": ("names", name)}
+        flags = {"folder": ("--to", args.to), "root": ("name", name), "name": ("name", name)}
         argument, value = flags.get(str(error.argument), (error.argument, error.value))
         if error.argument == "found":
             argument, value = str(error.value), ...
@@ -164,7 +132,7 @@ def _plans(name: str, args: argparse.Namespace) -> dict[str, Plan]:
         return {"train": convert.function(name)}
     if not path.is_dir():
         needed = "must be LEAF's json, a folder, a prepared data set of TFDS, or a function"
-        raise UsageError("names", name, needed)
+        raise UsageError("name", name, needed)
     folders, channels = args.folders or "client", args.channels or 0
     plan = convert.images(path, folders=folders, image_size=args.image_size, channels=channels)
     return {"train": plan}

@@ -274,8 +274,8 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     # Without community data sets, whose list would be downloaded.
     names = tfds.list_builders(with_community_datasets=False)
     if base in names:
-        command = f"python -m fedjax_inv.data.prepare {name} --data_dir={tfds_dir}"
-        return f"must be prepared: run `{command}`"
+        command = f"tfds build {name} --file_format=array_record --data_dir={tfds_dir}"
+        return f"must be prepared: run `{command}` (pip install 'fedjax_inv[prepare]')"
     near = (
         ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
     )

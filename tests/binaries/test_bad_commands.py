@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from absl import flags
 
-from fedjax_inv.data import prepare
 from fedjax_inv_experiments import evaluate, show_data, sweep, train
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
@@ -36,9 +35,6 @@ BINARIES: dict[str, Binary] = {
 def run(command: str) -> None:
     """Runs a command line in this process, as `python -m` does."""
     name, *arguments = shlex.split(command)
-    if name == "prepare":
-        prepare.main(arguments)
-        return
     binary, values = BINARIES[name], flags.FlagValues()
     binary.define(values)
     with errors.in_one_line():
@@ -113,7 +109,7 @@ COMMANDS = [
     *((f"train --dataset={{data}}/{n}.npz", "--dataset") for n in ("pickled", "cut", "nowhere")),
     ("train --dataset={data}/text_image", "--dataset"),
     ("train --dataset={data}/table.csv --target_column=y", "--target_column=y"),
-    ("train --dataset=cifar100 --data_dir={data}", "fedjax_inv.data.prepare cifar100"),
+    ("train --dataset=cifar100 --data_dir={data}", "tfds build cifar100"),
     # Folders and the other binaries.
     ("train --run_dir={data}/table.csv", "--run_dir"),
     ("train --run_dir={data}", "--run_dir"),
@@ -123,7 +119,6 @@ COMMANDS = [
     ("cafe --data=digits --rows=nowhere", "--rows=nowhere"),
     ("fedipg --study=nowhere", "--study=nowhere"),
     ("map --columns=nowhere", "--columns=nowhere"),
-    ("prepare", "names"),
 ]
 
 

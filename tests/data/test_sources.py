@@ -6,7 +6,6 @@ import inspect
 import io
 import json
 import logging
-import re
 import shutil
 import sys
 from functools import partial
@@ -99,7 +98,7 @@ def test_an_unknown_name_is_answered_with_near_ones(tmp_path):
 
 
 def test_missing_data_are_answered_with_the_command_that_prepares_them(tmp_path):
-    command = "`python -m fedjax_inv.data.prepare cifar100 --data_dir=" + str(tmp_path)
+    command = f"`tfds build cifar100 --file_format=array_record --data_dir={tmp_path}`"
     assert command in error_of("cifar100", data_dir=str(tmp_path))
 
 
@@ -514,51 +513,6 @@ def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
     )
     message = error_of("odd", data_dir=str(tmp_path))
     assert ", ".join(sorted(features)) in message
-
-
-# the command that prepares
-
-
-@pytest.mark.parametrize("package", ["tensorflow", "tensorflow_datasets"])
-def test_prepare_says_how_to_install_what_is_missing(monkeypatch, capsys, package):
-    monkeypatch.setattr(prepare, "find_spec", lambda name: None if name == package else name)
-    words = rf"^error: {package} is needed .*: pip install 'fedjax_inv\[experiments,prepare\]'\n$"
-    with pytest.raises(SystemExit, match="2"):
-        prepare.main(["mnist"])
-    assert re.match(words, capsys.readouterr().err)
-
-
-def test_prepare_writes_what_load_reads(monkeypatch, tmp_path):
-    monkeypatch.setattr(prepare, "find_spec", lambda name: name)
-
-    class Builder:
-        def __init__(self, name, data_dir):
-            self.data_dir = data_dir
-            assert name == "cifar100"
-
-        def download_and_prepare(self, file_format):
-            assert file_format == "array_record"
-            write_cifar100(Path(self.data_dir))
-
-    monkeypatch.setattr(tfds, "builder", Builder)
-    prepare.main(["cifar100", f"--data_dir={tmp_path}"])
-    assert len(sources.load("cifar100", data_dir=str(tmp_path)).y) == 5
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("mnsit", "'mnsit': must be a data set of TFDS"),
-        ("mnist:9.9.9", "'mnist:9.9.9': has no such configuration or version: .* only: "),
-        ("mnist/letters", "'mnist/letters': has no such configuration or version: .*letters"),
-    ],
-)
-def test_prepare_refuses_unknown_names(monkeypatch, capsys, tmp_path, name, message):
-    monkeypatch.setattr(prepare, "find_spec", lambda name: name)
-    with pytest.raises(SystemExit, match="2"):
-        prepare.main([name, f"--data_dir={tmp_path}"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.match(f"error: {message}", line)
 
 
 # .npz
