@@ -17,7 +17,6 @@ from fedjax_inv import devices, local, models, objectives, rounds, tree
 from fedjax_inv.algorithms import (
     exit_strategy,
     fedavg,
-    fl_games,
 )
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
@@ -393,18 +392,6 @@ def test_where_nobody_is_left_everything_stays_and_the_host_is_told() -> None:
     exit_strategy.check_someone_stays(before.server)
 
 
-def game_parameters(game: Any) -> Tree:
-    return game.body.params, game.players.params
-
-
-def game() -> tuple[Model, Algorithm, dict[str, Any]]:
-    model = tiny.normed_body()
-    algorithm = fl_games.fl_games(
-        model, tiny.steps(0.1), play="sequential", memory=1, learned=True, body_learning_rate=0.02
-    )
-    return model, algorithm, {"parameters": game_parameters}
-
-
 @pytest.mark.slow
 def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit() -> None:
     """Its minibatches are drawn, so its random numbers are as well."""
@@ -427,37 +414,6 @@ def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit() -> None
     measured = exit_strategy.outcome(after.server)
     assert measured.stays.all()
     assert np.nanmin(np.abs(measured.mean)) > 0
-
-
-def test_who_has_left_attends_no_exchange_and_the_games_turns_stay() -> None:
-    model, algorithm, settings = game()
-    wrapped = exit_strategy.wrap(algorithm, pretraining_rounds=2, **settings)
-    held = tiny.federation((4, 3, 1, 7, 5))
-    stays = jnp.array([True, False, True, True, False])
-
-    @jax.jit
-    def turns() -> tuple[list[Array], list[Array]]:
-        """Of each exchange, with and without the exit strategy, who attends which round [T, C]."""
-        variables = tiny.initial(model, jax.random.key(0))
-        server = rounds.init(wrapped, variables, held, jax.random.key(0)).server
-        server = server._replace(assessment=server.assessment._replace(stays=stays))
-
-        def attending(algorithm: Algorithm, server: Tree) -> list[Array]:
-            def of(round: Array) -> list[Array]:
-                each = [partial(exchange.attends, server) for exchange in algorithm.exchanges]
-                who = jnp.arange(NUM_CLIENTS)
-                return [jax.vmap(attends, (0, None))(who, round) for attends in each]
-
-            return jax.vmap(of)(jnp.arange(14))
-
-        return attending(wrapped, server), attending(algorithm, server.wrapped)
-
-    (*got, gradient, products), alone = plain(turns())
-    phase = np.arange(14)[:, None] < 2
-    assert_equal(got, [turn & (phase | stays) for turn in alone])
-    assert all(turn.any(1).any() and not turn.all(1).all() for turn in got)
-    for probe in (gradient, products):
-        assert_equal(probe, np.broadcast_to(phase, probe.shape))
 
 
 def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(

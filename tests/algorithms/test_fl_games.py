@@ -303,20 +303,6 @@ def test_the_memory_holds_the_last_actions_and_the_oldest_goes() -> None:
     assert_equal(seen[5].memory, expected)
 
 
-def test_a_player_that_does_not_move_remembers_what_it_did() -> None:
-    algorithm = game(FIXED, memory=2)
-    before = states(algorithm, FIXED, 5)[3]
-    mover = 1
-    after = step(algorithm, before, attended_by(mover), FEDERATION)
-    for player in {0, 2}:
-        assert_equal(of(after.server, player), of(before.server, player))
-    # Its third move stands in place 0; its fourth is in place 1, where the second was.
-    (players, memory, moves), (_, old, _) = (of(s.server, mover) for s in (after, before))
-    assert moves == 4
-    assert_equal(tree.take(memory, 0), tree.take(old, 0))
-    assert_equal(tree.take(memory, 1), players)
-
-
 def risk(body: Tree, game_: fl_games.Game, x: Array, y: Array) -> tuple[Array, Tree]:
     """(a client's loss under the ensemble, the body's statistics), without the algorithm."""
     mask = jnp.ones(len(y), bool)
@@ -377,15 +363,6 @@ def test_phi_steps_along_the_mean_weighted_by_size() -> None:
     expected = jax.tree.map(lambda w, g: w - 0.5 * g, plain(before.body.params), grads)
     assert_close(after.body, fl_games.Predictor(expected, stats))
     assert not same(after.body.params, before.body.params)
-
-
-def test_representation_and_predictors_take_turns() -> None:
-    first, second, third = (state.server for state in states(with_sgd(), LEARNED, 2))
-    assert not same(first.body, second.body)
-    assert same((first.players, first.moves), (second.players, second.moves))
-    assert same((second.body, second.body_opt_state), (third.body, third.body_opt_state))
-    for player in range(PLAYERS):
-        assert not same(of(second, player), of(third, player))
 
 
 def test_what_travels_is_what_the_answer_needs() -> None:
@@ -473,13 +450,6 @@ def test_best_responses_in_turn_reach_an_equilibrium_that_exists() -> None:
     np.testing.assert_allclose(path[1:].mean(1), 0.7, **CLOSE)
     np.testing.assert_allclose(path[1], [1.4 - path[0, 1], path[0, 1]], **CLOSE)
     np.testing.assert_allclose(path[2:], np.tile(path[1], (3, 1)), **CLOSE)
-
-
-def test_where_optima_differ_best_responses_drift_apart() -> None:
-    path = regression("sequential", BEST, (0.2, 0.7))
-    np.testing.assert_allclose(path[1], [0.4 - path[0, 1], path[0, 1]], **CLOSE)
-    np.testing.assert_allclose(path[3] - path[1], [-1.0, 1.0], **CLOSE)
-    np.testing.assert_allclose(path[4] - path[2], [-1.0, 1.0], **CLOSE)
 
 
 def test_simultaneous_best_responses_swing_around_the_equilibrium() -> None:

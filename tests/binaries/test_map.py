@@ -292,36 +292,6 @@ def test_rows_added_later_run_alone(
     assert "replace those of another command: fedjax-inv map" in text
 
 
-@pytest.mark.slow
-def test_rows_that_share_a_program_log_what_they_log_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Mixed domains take the program of an unseen angle."""
-    kept = []
-    get = launch.Shared.get
-
-    def counted(self: launch.Shared, *of: Any) -> Any:
-        found, is_old = get(self, *of)
-        kept.append(is_old)
-        return found, is_old
-
-    monkeypatch.setattr(launch.Shared, "get", counted)
-    words = (*SMALL[:-1], "--rows=fedavg")
-    for name, columns_of in {"both": "rotated,mixed", "alone": "mixed"}.items():
-        study.run_all(table.PAPER, options(tmp_path / name, *words, f"--columns={columns_of}"))
-    assert kept == [False, True, False]
-    both, alone = (
-        [
-            {**record, "seconds": 0, "sha256": ""}  # the digest contains the seconds
-            for record in map(json.loads, log.read_text().splitlines())
-        ]
-        for name in ("both", "alone")
-        for log in sorted((tmp_path / name / "digits").glob("fedavg-mixed-*/*/metrics.jsonl"))
-    )
-    assert both == alone
-    assert len(both) == 36  # nine settings of two seeds, two rounds
-
-
 def with_seeds(folder: Path, to: Path, seeds: list[int]) -> Path:
     """A copy of the small map as if it had other seeds."""
     for ending in (".csv", ".json"):

@@ -322,16 +322,3 @@ def test_painted_images_are_averaged_as_they_are_seen() -> None:
             total += np.asarray(rendered.data.x, float)[row]
         mean = np.asarray(got.side.x[client])
         np.testing.assert_allclose(np.tensordot(counts, mean, 1), total, atol=1e-4)
-
-
-def test_a_painted_network_takes_images_that_are_rendered() -> None:
-    painted, rendered, render = painted_and_rendered()
-    plain = federations.mlp()
-    model = models.painted(plain, render)
-    federations.assert_close(jax.jit(model.preprocess)(painted.data.x), rendered.data.x)
-    assert model.preprocess(rendered.data.x) is rendered.data.x
-    variables = plain.init(jax.random.key(0), rendered.data.x[:1])
-    predict = jax.jit(lambda x: models.predict(model, variables, x))
-    expected = models.predict(plain, variables, rendered.data.x)
-    for x in (painted.data.x, rendered.data.x):
-        federations.assert_close(predict(x), expected)

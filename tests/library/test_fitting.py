@@ -1,7 +1,6 @@
 """`fit`: arrays in, trained runs out, equal to those of the layers below."""
 
 import functools
-import pickle
 import signal
 import sys
 from collections.abc import Iterable
@@ -153,14 +152,6 @@ def test_the_history_is_of_every_run_and_segment() -> None:
     assert "loss" not in history
 
 
-def test_parts_of_a_result_can_be_pickled() -> None:
-    fitted = trained()[0]
-    again = pickle.loads(pickle.dumps(fitted.history))
-    assert_same_bits(again.values, fitted.history.values)
-    network = fitted.network(1)
-    assert_same_bits(plain(pickle.loads(pickle.dumps(network))), plain(network))
-
-
 def test_segments_share_compiled_programs() -> None:
     _, seen = trained()
     assert len({traces for _, traces, *_ in seen}) == 1
@@ -187,15 +178,6 @@ def test_predictions_are_those_of_the_served_network() -> None:
 
 def _test_client() -> Federation:
     return federation.of_parts(federation.examples(*TEST), [np.arange(8)])
-
-
-def test_a_listed_function_is_the_listed_score() -> None:
-    """Of which a smaller error is better, as for patience."""
-    for score in (objectives.absolute_error, objectives.SCORES["absolute_error"]):
-        found = arguments.objective(fedavg.fedavg, X, None, score).score
-        assert found is objectives.SCORES["absolute_error"]
-    own = arguments.objective(fedavg.fedavg, X, None, lambda outputs, y, mask: 0.0).score
-    assert (own.name, own.higher_is_better) == ("score", True)
 
 
 def test_a_history_becomes_a_data_frame_if_pandas_is_there(monkeypatch: Any) -> None:
@@ -336,21 +318,6 @@ def test_ctrl_c_keeps_the_segment_that_it_interrupts() -> None:
     np.testing.assert_allclose(fitted.history["valid_score"], [[0.1, 0.7], [0.2, 0.8]])
 
 
-def test_ctrl_c_in_a_callback_keeps_what_is_trained() -> None:
-    def callback(fitted: fitting.Fitted) -> None:
-        if fitted.round == 2:
-            raise KeyboardInterrupt
-
-    fitted, _ = played([(0.1, 0.2)] * 3, 3, callbacks=[callback])
-    assert (fitted.stopped, fitted.round) == ("interrupt", 2)
-
-    def at_once() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):  # there is nothing to return
-        played([at_once], 3)
-
-
 def test_the_first_update_that_is_not_finite_is_warned_of() -> None:
     scores = [(0.1, 0.1), (0.1, np.nan), (0.1, np.nan)]
     with pytest.warns(UserWarning, match="round 2, client 7, run 1") as warned:
@@ -427,21 +394,6 @@ def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
     alone = DATASET._replace(domain=np.zeros(48, np.int32), domains=("all",))
     with pytest.raises(UsageError, match="partition"):
         split(alone, None)
-
-
-def test_users_are_clients_whatever_test_is_drawn() -> None:
-    user = np.arange(30) // 2
-    dataset = Dataset(X[:30], Y[:30].astype(np.int32), ("a", "b"), *DATASET[3:6])._replace(
-        domain=np.zeros(30, np.int32), test=np.zeros(30, bool), user=user
-    )
-    _, splits = clients.splits_of_dataset(
-        dataset, partition=None, held_out=None, validation=0.0, seeds=range(3)
-    )
-    for split in splits.values():
-        parts = federation.parts_of(split.train)
-        assert len(parts) == 15
-        assert all((user[rows] == number).all() for number, rows in enumerate(parts))
-    assert any(0 in split.train.size for split in splits.values())
 
 
 def test_clients_are_not_the_environments_that_were_drawn_with_their_seed() -> None:
@@ -526,18 +478,6 @@ def test_a_network_may_have_several_outputs() -> None:
     logits, sums = fit(fedavg.fedavg, model, [(X, Y)], **arguments).predict(x)
     assert logits.shape == (528, 2)
     np.testing.assert_allclose(sums, x.sum(1), rtol=1e-4, atol=1e-5)
-
-
-def test_arrays_of_other_byte_orders_are_the_same_arrays() -> None:
-    def split(x: np.ndarray, y: np.ndarray) -> Any:
-        arrays = clients.of_arrays(x[:40], y[:40], CLIENT)
-        return clients.splits_of_arrays(*arrays, test=None, validation=0.0, seeds=[0])
-
-    x, y = X.astype("<f4"), Y.astype("<i8")
-    one, other = split(x, y), split(x.astype(">f4"), y.astype(">i8"))
-    assert_same_bits(plain(other), plain(one))
-    fitted = trained()[0]
-    np.testing.assert_array_equal(fitted.predict(x.astype(">f4")), fitted.predict(x))
 
 
 def test_targets_choose_the_loss_and_the_score() -> None:

@@ -192,21 +192,6 @@ def test_full_batch_holds_everything_at_each_step_or_nothing_is_finite() -> None
             assert (np.isnan(flat) == (larger > capacity)[:, None]).all()
 
 
-def test_full_batch_steps_along_the_exact_mean() -> None:
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-        error = jnp.where(batch.mask, variables.params.body - batch.x, 0).sum() / batch.mask.sum()
-        return Step(Halves(error, ()), variables.stats, {})
-
-    work = local.full_batch(optax.sgd(0.5), capacity=5, num_steps=2)
-    start = work.init(Variables(Halves(jnp.float32(5), ()), Halves((), ())))
-    shard = federations.shard_of(FEDERATION, 3)
-    trained = jax.jit(lambda: work.run(grad_fn, start, shard, jax.random.key(0)))()
-    expected = 5.0
-    for _ in range(2):
-        expected -= 0.5 * np.mean(expected - rows_of(3))
-    np.testing.assert_allclose(trained.local.variables.params.body, expected, rtol=1e-6)
-
-
 FOLDED = 4  # examples of a batch
 
 
@@ -294,12 +279,6 @@ def test_fold_sample_is_without_replacement_and_of_everything_of_a_small_client(
         assert len(set(x[mask > 0])) == min(batch_size, size)
         # Where nothing is real, something real is repeated.
         assert set(x) <= set(rows_of(size))
-
-
-def test_fold_sample_draws_all_pairs_equally_often() -> None:
-    sizes = np.full(3000, 5)
-    xs, *_ = sampled(2)(shards(sizes), jax.random.split(jax.random.key(0), len(sizes)))
-    assert_uniform(np.asarray(xs), 5 * 4)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])

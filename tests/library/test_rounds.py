@@ -9,8 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import federations
 from federations import assert_equal
@@ -295,21 +293,6 @@ def test_only_clients_that_are_present_and_have_examples_count() -> None:
             assert_equal(state.server[1]["cohort"].present, report.present)
 
 
-@settings(max_examples=10)
-@given(named=st.sampled_from([-9, -1, 0, 3, 4, 99]), first=st.booleans(), delay=st.integers(-3, 9))
-def test_slots_may_be_fewer_than_clients_and_an_empty_one_may_name_anybody(
-    named: int, first: bool, delay: int
-) -> None:
-    who, present = [4, 3, named], [True, True, False]
-    schedule = once(who[::-1] if first else who, present[::-1] if first else present)
-    late = jnp.where(schedule.present, 0, delay)
-    ((state, (report,)),) = steps(one, schedule._replace(delay=late))
-    assert_equal(state.clients["rounds"], np.array([0, 0, 0, 1, 1], np.int32))
-    assert set(received(state)) == {3, 4}
-    assert_equal(report.present, np.asarray(schedule.present[0]))
-    assert report.finite.all()
-
-
 def taking_turns() -> Algorithm:
     """Return two exchanges: even clients attend in even rounds, odd ones in odd; nobody."""
 
@@ -397,26 +380,6 @@ def test_a_client_with_more_examples_than_a_full_batch_is_reported() -> None:
     assert state.server.params.body == 4 + 1
 
 
-def mixed() -> Algorithm:
-    """Each part of the upload has its own aggregator; the number is the mean index of clients."""
-    parts = {"number": aggregators.mean(aggregators.uniform), "all": aggregators.stacked()}
-
-    def numbered(visit: Visit) -> Reply:
-        reply = client(visit)
-        return reply._replace(upload={"number": 1.0 * visit.shard.who, "all": reply.upload})
-
-    def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return aggregated["number"], {"stack": aggregated["all"], "cohort": cohort}
-
-    return toy(exchange(client=numbered, aggregate=parts, update=update))
-
-
-def test_aggregators_may_be_a_tree() -> None:
-    ((state, _),) = steps(mixed, once([0, 3, 4, 1, 2]))
-    assert state.server[0] == np.mean([0, 3, 4, 2])
-    assert set(received(state)) == {0, 3, 4, 2}
-
-
 def test_run_stacks_the_reports_of_its_steps() -> None:
     schedule = federations.schedule()
     run = functools.partial(rounds.run, one(), axis=devices.chunked(2))
@@ -425,21 +388,6 @@ def test_run_stacks_the_reports_of_its_steps() -> None:
     assert_equal(state, looped[-1][0])
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(reports for _, reports in looped))
     assert_equal(reports, stacked)
-
-
-def test_the_first_state_has_the_types_of_later_ones() -> None:
-    """A weak type, as that of jnp.full(3, 0.5), would let the second segment compile again."""
-
-    def weak(number: float) -> Array:
-        return jnp.full(3, number)
-
-    algorithm = one()._replace(
-        init_server=lambda setup: (jnp.float32(0), weak(0.5)),
-        init_client=lambda server, who: weak(0.5),
-    )
-    state = rounds.init(algorithm, empty(C), FEDERATION, jax.random.key(0))
-    assert weak(0.5).weak_type
-    assert not any(leaf.weak_type for leaf in jax.tree.leaves((state.server, state.clients)))
 
 
 def late(schedule: Cohort, delay: int) -> Cohort:
