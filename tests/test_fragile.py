@@ -97,22 +97,6 @@ def test_jaxs_event_of_a_compilation() -> None:
     assert len(ends) == told
 
 
-@pytest.mark.parametrize("change", ["other event", "no listeners", "no monitoring"])
-def test_without_jaxs_event_no_compilation_is_shown(
-    change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """JAX may drop the event or its listeners: a run then shows no time of a compilation."""
-    if change == "other event":
-        monkeypatch.setattr(progress, "_COMPILED", "/jax/of/another/name")
-    elif change == "no listeners":
-        monkeypatch.delattr(jax.monitoring, "register_event_duration_secs_listener")
-    else:
-        monkeypatch.delattr(jax, "monitoring")
-    with progress.Progress("cell", 3, 0).compiling("the rounds", likely=False):
-        compile_once()
-    assert capsys.readouterr().err == ""
-
-
 KNOWN = ["adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi"]
 
 
@@ -126,14 +110,3 @@ def test_optaxs_optimizers() -> None:
         state = optimizer.init(jnp.ones(2))
         updates, _ = optimizer.update(jnp.ones(2), state, jnp.ones(2))
         assert updates.shape == (2,), name
-
-
-def test_optaxs_lazy_optimizers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optax may load its optimizers when they are asked for: the well-known ones are asked for."""
-
-    class Lazy:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(optax, name)
-
-    monkeypatch.setattr(optimizers, "optax", Lazy())
-    assert set(KNOWN) <= set(optimizers.names_in_optax())

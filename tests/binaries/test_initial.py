@@ -16,14 +16,14 @@ from safetensors.numpy import load_file
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
-from fedjax_inv_experiments import export, sweep
+from fedjax_inv_experiments import export
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import checkpoints, launch
-from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, states
+from runs import Ran, halved, jobs, metrics, no_figures, ran, states
 
 pytestmark = pytest.mark.slow  # most need trained runs
 
@@ -143,15 +143,6 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
         chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
 
 
-def test_what_started_from_a_run_resumes_bit_for_bit(after: Ran, tmp_path: Path) -> None:
-    record = json.loads((after.folder / "config.json").read_text())
-    assert record["flags"]["init_from"] == after.job.config.model.init_from
-    folder = halved(after.job, tmp_path / "run")
-    go_on(after.job, folder)
-    assert metrics(folder) == metrics(after.folder)
-    chex.assert_trees_all_equal(states(folder, 2), states(after.folder, 2))
-
-
 def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     before: Ran, tmp_path: Path
 ) -> None:
@@ -170,45 +161,10 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     assert len(seen) == 1
 
 
-def test_the_three_algorithms_of_the_paradox(before: Ran, tmp_path: Path) -> None:
-    chosen = following(
-        before,
-        algorithm=("fedmix", "fedcfa"),
-        settings=("top_k=2", "chunk=16"),
-        run_dir=str(tmp_path / "sweep"),
-    )
-    with jobs() as seen, no_figures():
-        text = sweep.sweep(chosen)
-    assert len(seen) == 2
-    for name in ("fedmix", "fedcfa"):
-        assert name in text
-    for job in seen:
-        (cell,) = [
-            p for p in (tmp_path / "sweep").glob("*") if p.name.startswith(job.cell.algorithm)
-        ]
-        lines = metrics(cell)
-        assert [line["round"] for line in lines] == [0, 0, 1, 1, 2, 2]
-        # It has begun where the other ended, not at chance.
-        assert min(line["test_score"] for line in lines) > 0.7
-        assert not any(line["diverged"] for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(widths=(5,)), r"whose params/body/blocks_0/Dense_0/bias is \(6,\), must be \(5,\)$"),
-        (dict(widths=(6, 4)), r"whose params/body/blocks_1/Dense_0/bias is none, must be \(4,\)$"),
-        (dict(widths=()), "whose params/body/blocks_0/Dense_0/bias is"),
-        (dict(norm="batch"), "is of another network, whose params/body/blocks_0/BatchNorm"),
-        (dict(activation="elu"), "is of --activation=relu, must be of --activation=elu, as this"),
-        (dict(dataset="digits", environment="rotated"), r"head/blocks_0/Dense_0/bias|kernel is"),
-    ],
-)
-def test_another_network_is_told(before: Ran, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
+@pytest.mark.parametrize("changes", [dict(widths=(5,)), dict(norm="batch"), dict(activation="elu")])
+def test_another_network_is_refused(before: Ran, changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"^--init_from={before.folder}: "):
         assembled(following(before, **changes))
-    assert str(error.value).startswith(f"--init_from={before.folder}: ")
-    assert "\n" not in str(error.value)
 
 
 def damaged(folder: Path, before: Ran, how: str) -> Path:
@@ -235,25 +191,11 @@ def damaged(folder: Path, before: Ran, how: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ("nothing", "must have such a checkpoint"),
-        ("seeds", "holds 2 runs of seed 0, must hold one, with one value of each hyperparameter"),
-        ("config", "config.json: is damaged"),
-        ("checkpoint", "corrupt"),
-        ("round", "must have such a checkpoint"),
-        ("sweep", "must be the folder of a run of this sweep, one of copy, or a checkpoint in it"),
-    ],
-)
-def test_what_is_no_run_to_start_from_is_told(
-    before: Ran, tmp_path: Path, how: str, words: str
-) -> None:
+@pytest.mark.parametrize("how", ["nothing", "seeds", "config", "checkpoint", "round", "sweep"])
+def test_what_is_no_run_to_start_from_is_refused(before: Ran, tmp_path: Path, how: str) -> None:
     path = damaged(tmp_path / "copy", before, how)
-    with pytest.raises(UsageError, match=words) as error:
+    with pytest.raises(UsageError, match=f"^--init_from={path}: "):
         assembled(following(before, init_from=str(path)))
-    assert str(error.value).startswith(f"--init_from={path}: ")
-    assert "\n" not in str(error.value)
 
 
 def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) -> None:

