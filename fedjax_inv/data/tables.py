@@ -199,7 +199,7 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> Any:
 
 
 def _inferred(texts: Any) -> Any:
-    """Return a column of texts as truths or numbers, unless it holds codes that begin with 0."""
+    """Return a column of texts as truths or numbers, but not codes with a first 0 or 20 digits."""
     import pandas as pd
 
     small = texts.str.lower()
@@ -209,8 +209,9 @@ def _inferred(texts: Any) -> Any:
         numbers = pd.to_numeric(texts)
     except ValueError:
         return texts
-    is_code = numbers.dtype.kind in "iu" and texts.str.match(r"[+-]?0\d").any()
-    return texts if is_code else numbers
+    are_whole = texts.str.fullmatch(r"[+-]?\d+").all()
+    are_exact = numbers.dtype.kind in "iu" and not texts.str.match(r"[+-]?0\d").any()
+    return texts if are_whole and not are_exact else numbers
 
 
 def _check_names(names: Sequence[str], roles: Roles) -> None:
