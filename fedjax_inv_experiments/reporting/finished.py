@@ -215,53 +215,38 @@ class Runs:
         return done, checkpoints.restore(self._folder, done, self.shapes)
 
     @functools.cached_property
-    def best(self) -> Served:
-        """The selected states of all runs; raises UsageError if they cannot be read."""
-        shapes = selected.of(self.shapes, self.algorithm().personal)
-        return checkpoints.selected(self._folder, self._done(), shapes)
-
-    @functools.cached_property
     def lines(self) -> list[Line]:
         """All evaluations of the runs."""
         return log.read(self.path)
-
-    @functools.cached_property
-    def last(self) -> Served:
-        """The last states of all runs; raises UsageError if they cannot be read."""
-        return self._after(self._done())
 
     def states(self, state: str) -> Served:
         """The states of all runs, in one of STATES or after the round of a checkpoint.
 
         Raises UsageError if there is no such checkpoint, or if it cannot be read.
         """
-        if state in STATES:
-            return self.best if state == "best" else self.last
-        done = int(state)
-        self.check_round(done)
-        if done not in self._known:
-            self._known[done] = self._after(done)
-        return self._known[done]
-
-    def check_round(self, done: int) -> None:
-        """Raises UsageError unless there is a checkpoint of this round."""
-        there = checkpoints.rounds(self._folder)
-        if done not in there:
-            listed = ", ".join(map(str, there)) or "none"
-            text = (
-                f"must be one of {', '.join(STATES)}, or a round with a checkpoint in {self.path}: "
-            )
-            raise flag_error("state", done, text + listed)
+        if state not in self._read:
+            done, personal = self._done(), self.algorithm().personal
+            if state == "best":
+                shapes = selected.of(self.shapes, personal)
+                self._read[state] = checkpoints.selected(self._folder, done, shapes)
+            else:
+                done = done if state == "last" else self.check_round(int(state))
+                states = checkpoints.restore(self._folder, done, self.shapes)
+                self._read[state] = jax.device_get(selected.of(states, personal))
+        return self._read[state]
 
     @functools.cached_property
-    def _known(self) -> dict[int, Served]:
-        """The states that `states` has read, by round."""
+    def _read(self) -> dict[str, Served]:
+        """The states that `states` has read."""
         return {}
 
-    def _after(self, done: int) -> Served:
-        """The states of all runs in the checkpoint of a round."""
-        states = checkpoints.restore(self._folder, done, self.shapes)
-        return jax.device_get(selected.of(states, self.algorithm().personal))
+    def check_round(self, done: int) -> int:
+        """The round of a checkpoint; raises UsageError if there is none."""
+        there = checkpoints.rounds(self._folder)
+        if done not in there:
+            allowed = ", ".join([*STATES, *map(str, there)])
+            raise flag_error("state", done, f"must be one of {allowed}, those in {self.path}")
+        return done
 
     def check_classes(self) -> None:
         """Raises UsageError unless the targets are classes."""
@@ -332,10 +317,7 @@ class OneRun:
         self.runs.check_round(done)
         mine = (line for line in self.runs.lines if line.run == self.index)
         line = next((line for line in mine if line.round == done), None)
-        if line is None:
-            text = f"its run {self.name} has a checkpoint of round {done}, but no line in its log"
-            raise UsageError(self.runs.where, ..., text)
-        if line.diverged:
+        if line is None or line.diverged:
             text = f"its run {self.name} had diverged by round {done}"
             raise UsageError(self.runs.where, ..., text)
         return line
@@ -404,20 +386,18 @@ def open(
     names other code.
     """
     folder = Path(os.path.expanduser(folder))
-    where, result = f"--{flag}={folder}", None
+    where = f"--{flag}={folder}"
     try:
         chosen, cell = folders.read(folder, named)
         start = folders.begun(folder).start
-        if not unfinished:
-            result = folders.result(folder)
+        result = None if unfinished else folders.result(folder)
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:
-        if unfinished:
-            text = "must be the folder of a run; of a sweep, that of one algorithm"
-            raise UsageError(where, ..., text) from None
-    if not unfinished and result is None:
-        raise UsageError(where, ..., f"must be the folder of a finished run{_why(folder)}")
+        text = "must be the folder of a run; of a sweep, that of one cell"
+        if not unfinished:
+            text += "; the run must be finished, --resume goes on with it"
+        raise UsageError(where, ..., text) from None
     if start.code != outside.digest(chosen.outside):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
     return Runs(where, folder, _alone(chosen, data_dir), cell, start, result)
@@ -430,13 +410,3 @@ def _alone(chosen: Config, data_dir: str) -> Config:
     one["distributed"] = False
     one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
     return config.changed(chosen, **one)
-
-
-def _why(folder: Path) -> str:
-    """The text for why a folder holds no result of a run."""
-    if not os.path.isdir(folder):  # Path.is_dir raises an error for impossible names
-        return ""
-    if (folder / "config.json").is_file():
-        return "; this one is unfinished, --resume goes on with it"
-    cells = sorted(place.parent.name for place in folder.glob("*/config.json"))
-    return f"; of a sweep, that of one algorithm: {', '.join(cells)}" if cells else ""

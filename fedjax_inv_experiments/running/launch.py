@@ -21,10 +21,10 @@ from fedjax_inv.data import stored
 from fedjax_inv.types import Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
-from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
+from fedjax_inv_experiments.experiment.config import GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error, shown
+from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
@@ -120,25 +120,25 @@ def prepared(
     if (folder / "result.json").exists() and not config.model.init_from:
         # If nothing is left to run, the report needs the first seed's data alone.
         first = assemble.assemble(config, config.run.seeds[:1])
-        places = _places(first, folder, in_folders)
-        if None not in _finished(first, places).values():
-            return Launch(first, folder, places, shared, label)
+        places, begun = _places(first, folder, in_folders), _begun(first)
+        if None not in _finished(first, places, begun).values():
+            return Launch(first, folder, places, begun, shared, label)
     assembled = assemble.assemble(config, start=start)
     assembled.check_fit()
-    places = _places(assembled, folder, in_folders)
+    places, begun = _places(assembled, folder, in_folders), _begun(assembled)
     if is_gone:
         _check_started(config, places.values())
     # Before the lock, whose file must not lie in another run's folder.
-    _finished(assembled, places)
+    _finished(assembled, places, begun)
     if shared is None:  # of several launches, those of a study, `check` comes first
-        begun = any((place / "config.json").exists() for place in places.values())
-        if config.run.resume and machine.leads() and not begun:
+        there = any((place / "config.json").exists() for place in places.values())
+        if config.run.resume and machine.leads() and not there:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
     warning = assembled.scale_warning()
     if warning and machine.leads():
         where = f"--dataset={config.data.dataset}"
         print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
-    return Launch(assembled, folder, places, shared, label)
+    return Launch(assembled, folder, places, begun, shared, label)
 
 
 class Launch:
@@ -149,11 +149,12 @@ class Launch:
         assembled: Assembled,
         folder: Path,
         places: Mapping[str, Path],
+        begun: Callable[[], records.Start],
         shared: Shared | None = None,
         label: str = "",
     ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
-        self._label = label
+        self._begun, self._label = begun, label
         self._programs = _Programs(assembled.config, assembled.data, shared)
         self._is_row = shared is not None  # of a study
         # The rows of a study are resumed without the flag.
@@ -164,7 +165,7 @@ class Launch:
         assembled, places = self._assembled, self._places
         config, cells = assembled.config, assembled.cells
         with folders.locked(self._folder):
-            results = _finished(assembled, places)
+            results = _finished(assembled, places, self._begun)
             todo = [cell for cell in cells if results[cell.name] is None]
             machine.agree(0)  # no process writes before all have checked
             with Stop() as stop:
@@ -191,7 +192,7 @@ class Launch:
 
     def compile_ahead(self, ahead: Ahead) -> None:
         """Compiles the first program that `run` needs, in a thread."""
-        results = _finished(self._assembled, self._places)
+        results = _finished(self._assembled, self._places, self._begun)
         self._begin(
             [cell for cell in self._assembled.cells if results[cell.name] is None][:1], ahead
         )
@@ -251,7 +252,7 @@ class Launch:
             return self._run(cell, ahead, stop)
         with folders.locked(place):
             # Another process may have run it since the start of this one.
-            done = _finished(self._assembled._replace(cells=[cell]), self._places)[cell.name]
+            done = folders.finished(self._assembled.config, cell, place, self._begun)
             return self._run(cell, ahead, stop) if done is None else done
 
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
@@ -261,7 +262,7 @@ class Launch:
         job = ahead.take(self._key(cell), lambda: self._job(cell))
         if self._assembled.config.outside and job.stream is None:
             loop.trace(job)
-        folders.begin(place, self._assembled.config, cell, _start(self._assembled))
+        folders.begin(place, self._assembled.config, cell, self._begun())
         scaling = self._assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
@@ -290,25 +291,7 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     check_run_dir(folder)
     assembled = assemble.assemble(config, config.run.seeds[:1])
     assembled.check_fit()
-    _finished(assembled, _places(assembled, folder, in_folders))
-
-
-def _with_several(cells: Sequence[Cell], held_out: str) -> str:
-    """The first flag with several values in cells of more than one run, with its values.
-
-    held_out: the value of --held_out, which may be `all`.
-    """
-    found: dict[str, list[str]] = {"algorithm": [], "held_out": []}
-    for cell in cells:
-        found["algorithm"].append(cell.algorithm)
-        found["held_out"].append(str(cell.held_out))
-        settings = [cell.settings, *(run.hyper for run in cell.runs)]
-        for name, value in (pair for each in settings for pair in each.items()):
-            flag = name if name in FLAGS else f"set={name}"
-            found.setdefault(flag, []).append(shown(value))
-    values = {flag: [*dict.fromkeys(texts)] for flag, texts in found.items()}
-    flag = next(flag for flag, texts in values.items() if len(texts) > 1)
-    return f"--{flag}={held_out if flag == 'held_out' else ','.join(values[flag])}"
+    _finished(assembled, _places(assembled, folder, in_folders), _begun(assembled))
 
 
 def start_of(config: Config) -> assemble.Start:
@@ -335,30 +318,29 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
         folders.check_sweep(folder)
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
-        raise UsageError(
-            _with_several(cells, assembled.config.data.held_out),
-            ...,
-            "train runs one algorithm, held-out domain and value of each hyperparameter; for "
-            "several: fedjax-inv sweep, with the same flags",
-        )
+        text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
+        raise UsageError(f"{text}several: fedjax-inv sweep, with the same flags")
     return {cells[0].name: folder}
 
 
-def _finished(assembled: Assembled, places: Mapping[str, Path]) -> dict[str, records.Result | None]:
+def _begun(assembled: Assembled) -> Callable[[], records.Start]:
+    """A function that makes the record of a start, once: it reads all data."""
+    return functools.cache(
+        lambda: provenance.record(assembled.loaded, assembled.config.outside, assembled.variables)
+    )
+
+
+def _finished(
+    assembled: Assembled, places: Mapping[str, Path], begun: Callable[[], records.Start]
+) -> dict[str, records.Result | None]:
     """The results of finished cells, None for the others, by the cells' names.
 
     Raises UsageError if a cell's folder holds another run, or one on other data.
     """
-    start = functools.cache(lambda: _start(assembled))
     return {
-        cell.name: folders.finished(assembled.config, cell, places[cell.name], start)
+        cell.name: folders.finished(assembled.config, cell, places[cell.name], begun)
         for cell in assembled.cells
     }
-
-
-def _start(assembled: Assembled) -> records.Start:
-    """The record of a start now."""
-    return provenance.record(assembled.loaded, assembled.config.outside, assembled.variables)
 
 
 def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
