@@ -9,7 +9,6 @@ of the clients that are sampled. The two run one after the other, so the machine
 """
 
 import dataclasses
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from fedjax_inv import communication, local, models, program, schedules
+from fedjax_inv import local, models, program, schedules
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
@@ -132,25 +131,12 @@ def tables(options: Options) -> Iterator[frame.Table]:
     given, source = inputs(options.clients), stored.of_arrays(x, y)
     sampled, who = np.unique(cohorts.who, return_inverse=True)
     few, resident = inputs(len(sampled)), program.make(experiment(options))
-    states = jax.eval_shape(resident.init, source.shapes, few).state.clients
-    layout = Layout(streams=True)
-    plan = program.plan(
-        source,
-        given,
-        cohorts,
-        layout,
-        every=options.every,
-        most_bytes=10**9,
-        state_bytes=communication.size(states) // len(sampled),
+    layout = Layout()
+    streamed = program.streamed(
+        program.make(experiment(options)), source, given, cohorts, layout, every=options.every
     )
-    stream = program.Stream(experiment(options), source, given, cohorts, plan, layout=layout)
-    path = folder / f"states-{os.getpid()}"
-    with open(path, "w+b") as file:
-        stream.open_kept = lambda like: program.Kept(file, like, (1, options.clients), reuses=2)
-        times = seconds(options, stream.program, None, given, cohorts)
-        memory = peak()
-        stream.close()
-    path.unlink()
+    times = seconds(options, streamed, None, given, cohorts)
+    memory = peak()
     rows = (sampled[:, None] * _SIZE + np.arange(_SIZE)).reshape(-1)
     data = jax.device_put(source.take(rows))
     named: Any = who.reshape(cohorts.who.shape).astype(np.int32)

@@ -177,63 +177,6 @@ def _personal(
     return _means(axis, _by_client(federation, client, axis), size)
 
 
-class Part(NamedTuple):
-    """Some of the common batches of an evaluation, whose examples alone are in memory."""
-
-    first: Array  # [] int32, the first of this device's batches
-    last: Array  # [] int32, the one after the last
-    row: Array  # [] int32, the number of the example that is the first in memory
-
-
-def add_part(
-    sums: tuple[Array, Array],
-    algorithm: Algorithm,
-    server: Tree,
-    data: Examples,
-    size: Array,
-    part: Part,
-    *,
-    axis: devices.Axis,
-    batch_size: int,
-    loss: Loss = objectives.cross_entropy,
-    score: Loss = objectives.accuracy,
-) -> tuple[Array, Array]:
-    """Add a part of the batches of `evaluate` for an algorithm that is not personal.
-
-    All parts in turn, and `finish`, give the scores of `evaluate`, bit for bit. On several devices
-    each has its own part and sums.
-
-    Args:
-      sums: those of the parts before, each [C]; zeros before the first.
-      algorithm: the algorithm of the run.
-      server: its server's state.
-      data: the examples of the part, which are numbered one client of this device after the other.
-      size: [C] int32, the examples of each client.
-      part: the part.
-      axis: as in `evaluate`.
-      batch_size: B.
-      loss: the mean loss of a batch of outputs.
-      score: the mean score of a batch of outputs.
-
-    Returns:
-      The sums.
-    """
-    each = _of_examples(algorithm, server, score, loss)
-    plan = _plan(size, axis, batch_size)
-    return _add(sums, data, lambda who, number: number - part.row, each, plan, part[:2])
-
-
-def finish(sums: tuple[Array, Array], size: Array, *, axis: devices.Axis) -> Scores:
-    """Return the scores of all parts.
-
-    Args:
-      sums: from `add_part`, each [C].
-      size: [C] int32, the examples of each client.
-      axis: as in `evaluate`.
-    """
-    return _means(axis, axis.selected(sums, _is_mine(len(size), axis)), size)
-
-
 def _means(axis: devices.Axis, sums: tuple[Array, Array], size: Array) -> Scores:
     def means(sums: tuple[Array, Array], size: Array) -> Scores:
         score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in sums)

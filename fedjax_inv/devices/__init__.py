@@ -39,7 +39,6 @@ from fedjax_inv.devices.ownership import owner as owner
 from fedjax_inv.devices.placement import CLIENTS as CLIENTS
 from fedjax_inv.devices.placement import RUNS as RUNS
 from fedjax_inv.devices.placement import ClientShards as ClientShards
-from fedjax_inv.devices.placement import CompactShards as CompactShards
 from fedjax_inv.devices.placement import Layout as Layout
 from fedjax_inv.devices.placement import SharedExamples as SharedExamples
 from fedjax_inv.devices.placement import cut as cut

@@ -38,15 +38,6 @@ class ClientShards(NamedTuple):
     size: Array  # [R, C]
 
 
-class CompactShards(NamedTuple):
-    """The shards of some clients of each run: a compact `Federation` without its examples."""
-
-    order: Array  # [R, l]; on several devices [k_c, R, l]
-    start: Array  # [R, c]
-    size: Array  # [R, C]
-    who: Array  # [R, c]
-
-
 class SharedExamples(NamedTuple):
     """Shards that no training client owns, such as the test's; each device evaluates parts.
 
@@ -60,7 +51,7 @@ class SharedExamples(NamedTuple):
 
 def is_shards(node: Tree) -> bool:
     """Return whether a node of a tree of inputs is one of these records of shards."""
-    return isinstance(node, ClientShards | CompactShards | SharedExamples)
+    return isinstance(node, ClientShards | SharedExamples)
 
 
 def shape_of_mesh(
@@ -146,7 +137,6 @@ class Layout(NamedTuple):
     own: bool = False  # whether only the data and states of its own clients lie on a device
     lanes: int = 0  # L, as in `devices.chunked`
     num_runs: int = 1  # R, which matters if several devices share the runs
-    streams: bool = False  # whether examples come from the host, to each device those of its slots
 
     def _size(self, name: str) -> int:
         return 1 if self.mesh is None else self.mesh.shape.get(name, 1)
@@ -162,30 +152,9 @@ class Layout(NamedTuple):
         return self._size(CLIENTS)
 
     @property
-    def gathers_runs(self) -> bool:
-        """Whether processes train different runs, so that no process has the states of all."""
-        return self.run_devices > 1 and jax.process_count() > 1
-
-    @property
     def everywhere(self) -> NamedSharding:
         """The placement of arrays that are whole on every device, of several."""
         return self._sharding(_WHOLE)
-
-    def devices_here(self) -> np.ndarray:
-        """Return the numbers of this process's devices, of 0..k_r k_c - 1."""
-        if self.mesh is None:
-            return np.zeros(1, int)
-        process = jax.process_index()
-        return np.flatnonzero([each.process_index == process for each in self.mesh.devices.flat])
-
-    def runs_here(self, num_runs: int) -> np.ndarray:
-        """Return the numbers of the runs that this process's devices train.
-
-        Args:
-          num_runs: R, of evenly shared runs.
-        """
-        block = np.arange(num_runs) // self.runs_per_device(num_runs)
-        return np.flatnonzero(np.isin(block, self.devices_here() // self.client_devices))
 
     @property
     def num_parts(self) -> int:
@@ -222,14 +191,9 @@ class Layout(NamedTuple):
         return CLIENTS if self.own and self.client_devices > 1 else None
 
     @property
-    def _is_apart(self) -> bool:
-        """Whether devices have different examples."""
-        return self.own or self.streams
-
-    @property
     def by_device(self) -> PartitionSpec:
         """The placement of arrays [k_c, R, ...] that differ from device to device."""
-        name = CLIENTS if self._is_apart and self.client_devices > 1 else None
+        name = CLIENTS if self.own and self.client_devices > 1 else None
         return PartitionSpec(name, RUNS if self.run_devices > 1 else None)
 
     @property
@@ -253,10 +217,10 @@ class Layout(NamedTuple):
             return fn
 
         def on_device(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
-            return fn(*(local_view(data, inputs) if self._is_apart else (data, inputs)), *rest)
+            return fn(*(local_view(data, inputs) if self.own else (data, inputs)), *rest)
 
         def run(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
-            of_data = self._data_spec if self._is_apart else _WHOLE
+            of_data = self._data_spec if self.own else _WHOLE
             in_specs = (of_data, self._specs(inputs), *others)
             return axes.over(mesh, on_device, in_specs, results)(data, inputs, *rest)
 
@@ -264,7 +228,7 @@ class Layout(NamedTuple):
 
     def _specs(self, inputs: Tree) -> Tree:
         def of(node: Tree) -> Tree:
-            if self._is_apart and is_shards(node):
+            if self.own and is_shards(node):
                 others = jax.tree.map(lambda _: self.run_spec, node[1:])
                 return type(node)(self.by_device, *others)
             return self.run_spec
@@ -323,50 +287,9 @@ class Layout(NamedTuple):
         placed_data = put(local, self._sharding(self._data_spec))
         return placed_data, jax.tree.map(placed, inputs, is_leaf=is_shards)
 
-    def place_part(self, data: Examples, tree: T) -> tuple[Examples, T]:
-        """Place examples that differ from device to device, and other arrays.
-
-        Args:
-          data: [k', m, ...], the examples of each of this process's devices, which `devices_here`
-            numbers; on one device [m, ...].
-          tree: arrays [R, ...] of evenly shared runs, and `CompactShards`, equal on each process.
-
-        Returns:
-          (data, tree), their leaves placed.
-        """
-        if self.mesh is None:
-            return jax.device_put((data, tree))
-
-        def placed(node: Tree) -> Tree:
-            if not is_shards(node):
-                return self._put(node, self.run_spec)
-            order = self._put(node.order, self.by_device)
-            return type(node)(order, *self._put(node[1:], self.run_spec))
-
-        index_of = {device: index for index, device in enumerate(self.devices_here().tolist())}
-        number, where = self.mesh.size, self._sharding(self._data_spec)
-
-        def examples(mine: np.ndarray) -> Array:
-            def of_device(index: Any) -> np.ndarray:
-                at = index_of[index[0].start or 0]
-                return mine[at : at + 1]
-
-            return jax.make_array_from_callback((number, *mine.shape[1:]), where, of_device)
-
-        return jax.tree.map(examples, data), jax.tree.map(placed, tree, is_leaf=is_shards)
-
-    def place_by_device(self, tree: T) -> T:
-        """Place arrays [k_c, R, ...] of evenly shared runs; on one device [R, ...].
-
-        They are equal on each process.
-        """
-        if self.mesh is None:
-            return jax.device_put(tree)
-        return self._put(tree, self.by_device)
-
     def _put(self, tree: T, spec: PartitionSpec) -> T:
         """Place a tree of arrays, equal on each process."""
-        return _put(tree, self._sharding(spec), _each_alone if self.streams else jax.device_put)
+        return _put(tree, self._sharding(spec))
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None
@@ -473,19 +396,7 @@ def on_host(array: Array) -> np.ndarray:
     return np.asarray(array)
 
 
-def _each_alone(array: np.ndarray, where: NamedSharding) -> Array:
-    """Place an array, equal on each process, without a comparison of the processes.
-
-    `jax.device_put` compares them. If a thread does so, its messages cross those of the rounds.
-    """
-    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
-
-
-def _put(
-    tree: T,
-    where: NamedSharding,
-    put: Callable[[np.ndarray, NamedSharding], Array] = jax.device_put,
-) -> T:
+def _put(tree: T, where: NamedSharding) -> T:
     """Place a tree of arrays, equal on each process, under a sharding."""
 
     def leaf(array: Array) -> Array:
@@ -493,7 +404,7 @@ def _put(
             return array
         if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
-        return put(np.asarray(array), where)
+        return jax.device_put(np.asarray(array), where)
 
     return jax.tree.map(leaf, tree)
 

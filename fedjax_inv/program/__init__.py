@@ -6,10 +6,8 @@
     training, outcome = compiled.segment(data, inputs, training, cohorts)   # again and again
 
 `host_inputs` computes the inputs on the host, `one_run` defines a single run, and `compiled`
-compiles all runs and places their arrays. `streams` does the same for examples that do not fit onto
-the devices: `parts` says which clients and rows a part of a run needs, and `kept` has the clients'
-states in a file. Nothing here depends on flags, files or the screen. Axis
-letter: R runs.
+compiles all runs and places their arrays. `streams` plays them with examples that stay on the host.
+Nothing here depends on flags, files or the screen. Axis letter: R runs.
 """
 
 from fedjax_inv.program.compiled import Program as Program
@@ -24,13 +22,10 @@ from fedjax_inv.program.host_inputs import group_names as group_names
 from fedjax_inv.program.host_inputs import groups as groups
 from fedjax_inv.program.host_inputs import inputs as inputs
 from fedjax_inv.program.host_inputs import schedule_key as schedule_key
-from fedjax_inv.program.kept import Kept as Kept
-from fedjax_inv.program.kept import Places as Places
 from fedjax_inv.program.one_run import DetailedScores as DetailedScores
 from fedjax_inv.program.one_run import Experiment as Experiment
 from fedjax_inv.program.one_run import OneRun as OneRun
 from fedjax_inv.program.one_run import Outcome as Outcome
 from fedjax_inv.program.one_run import Scores as Scores
 from fedjax_inv.program.one_run import Training as Training
-from fedjax_inv.program.streams import Stream as Stream
-from fedjax_inv.program.streams import plan as plan
+from fedjax_inv.program.streams import streamed as streamed

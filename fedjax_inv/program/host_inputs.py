@@ -16,7 +16,7 @@ from fedjax_inv import checks, devices
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
-from fedjax_inv.devices import ClientShards, CompactShards, SharedExamples
+from fedjax_inv.devices import ClientShards, SharedExamples
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import Array, Cohort, Federation, Tree, Variables
 
@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
     hyper: dict[str, Array]  # each [R]
     seed: Array  # [R]
-    train: ClientShards | CompactShards
+    train: ClientShards
     valid: ClientShards
     test: SharedExamples
     group: Array  # [R, C] int32, the group of each validation client

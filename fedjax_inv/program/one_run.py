@@ -20,7 +20,7 @@ from fedjax_inv import (
     rounds,
     stopping,
 )
-from fedjax_inv.devices import Axis, ClientShards, CompactShards, SharedExamples
+from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
 
@@ -101,7 +101,7 @@ class Outcome(NamedTuple):
     detailed: DetailedScores | None = None
 
 
-Shards = ClientShards | CompactShards | SharedExamples
+Shards = ClientShards | SharedExamples
 Sets = list[tuple[Shards, bool]]  # each with whether its shards are those of the run's clients
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -165,18 +165,6 @@ class OneRun(NamedTuple):
         # Without thresholds there is no stop to record.
         shapes = jax.eval_shape(self.scores, data, inputs, state, True) if thresholds else ()
         return Training(state, stopping.init(len(thresholds), shapes))
-
-    @_at_precision
-    def play(
-        self, data: Examples, inputs: Inputs, state: rounds.State, cohorts: Cohort
-    ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
-        """Play rounds without an evaluation; return (the state after them, reports [T, S])."""
-
-        def one(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
-            return self.round(data, inputs, state, cohort)
-
-        with jax.named_scope("rounds"):
-            return jax.lax.scan(one, state, cohorts)
 
     def round(
         self, data: Examples, inputs: Inputs, state: rounds.State, cohort: Cohort
@@ -451,39 +439,6 @@ class OneRun(NamedTuple):
     def batch_size(self) -> int:
         """The examples of an evaluation's batch."""
         return _BATCH_OF_LANE if self.axis.lanes else _BATCH
-
-    @_at_precision
-    def add_part(
-        self,
-        data: Examples,
-        inputs: Inputs,
-        sums: tuple[Array, Array],
-        server: Tree,
-        size: Array,
-        part: evaluation.Part,
-    ) -> tuple[Array, Array]:
-        """Add a part of an evaluation to the sums, as `evaluation.add_part`.
-
-        Args:
-          data: the examples of the part.
-          inputs: the inputs of the run.
-          sums: those of the parts before.
-          server: the server's state.
-          size: [N] int32, the examples of each shard.
-          part: the part.
-        """
-        return evaluation.add_part(
-            sums,
-            self.algorithm(inputs),
-            server,
-            data,
-            size,
-            part,
-            axis=self.axis,
-            batch_size=self.batch_size,
-            loss=self.experiment.loss,
-            score=self.experiment.score,
-        )
 
     def traffic(self, data: Examples, inputs: Inputs) -> list[communication.Traffic]:
         """Return the bytes that a client downloads and uploads in each exchange."""

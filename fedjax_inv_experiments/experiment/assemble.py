@@ -165,17 +165,22 @@ class Assembled(NamedTuple):
 
         Raises UsageError if there are too few devices.
         """
-        config = self.config
-        num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
-        number = 1 if facts(cell.algorithm).pooled else num_clients
-        slots = config.participation.slots(number)
-        load = machine.Load(len(cell.runs), number, slots, num_bytes(self.data), self.num_bytes)
 
         def states() -> machine.States:
             kept = self.kept(cell)
             return machine.States(kept.server, kept.client)
 
-        return machine.layout(config.run, load, states)
+        return machine.layout(self.config.run, self._load(cell), states)
+
+    def streams(self, cell: Cell) -> bool:
+        """Whether a cell's examples stay on the host, but for those that the next rounds need."""
+        return machine.streams(self.config.run, self._load(cell))
+
+    def _load(self, cell: Cell) -> machine.Load:
+        num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
+        number = 1 if facts(cell.algorithm).pooled else num_clients
+        slots = self.config.participation.slots(number)
+        return machine.Load(len(cell.runs), number, slots, num_bytes(self.data), self.num_bytes)
 
     def check_fit(self) -> None:
         """Raises UsageError if an algorithm's settings do not fit the network."""
@@ -366,13 +371,11 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     Raises UsageError if its algorithm or an evaluation needs all of them in one round.
     """
     config, watched = assembled.config, assembled.config.watching
-    if config.run.hold not in ("stream", "auto") or not assembled.layout(cell).streams:
+    if not assembled.streams(cell):
         return False
-    why = (
-        "with --hold=stream"
-        if config.run.hold == "stream"
-        else ("as the data or states do not fit into memory and come from the host (--hold=stream)")
-    )
+    why = "with --hold=stream"
+    if config.run.hold == "auto":
+        why = "as the data do not fit into memory and come from the host (--hold=stream)"
     if facts(cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)

@@ -21,7 +21,6 @@ from fedjax_inv import checks, devices, platforms
 from fedjax_inv.devices import Layout
 from fedjax_inv.platforms import cores
 from fedjax_inv_experiments.flags.flag import (
-    POSITIVE,
     SEED,
     at_least,
     check_different,
@@ -100,17 +99,12 @@ class Running:
     hold: str = flag(
         "auto",
         "Whose examples and states each device holds. own: those of its own clients, which it "
-        "alone trains; all: those of all, for less waiting if few attend; stream: those that the "
-        "next rounds need, while the others stay on the host; auto: stream if all do not fit into "
-        "memory and there is one process, else own if several devices share the clients of a run "
-        "and all attend each round, else all.",
+        "alone trains; all: those of all, for less waiting if few attend; stream: the states of "
+        "all, and the examples that the next rounds need, while the others stay on the host, with "
+        "one process; auto: stream if the examples do not fit into memory and there is one "
+        "process, else own if several devices share the clients of a run and all attend each "
+        "round, else all.",
         choices=("auto", "own", "all", "stream"),
-    )
-    stream_memory: float = flag(
-        1.0,
-        "With --hold=stream, GB for the examples and states of the next rounds, and as many for "
-        "those after them.",
-        POSITIVE,
     )
     precision: str = flag(
         "auto",
@@ -152,6 +146,8 @@ def check(chosen: Running, eval_every: int) -> None:
         text = f"must be below --num_processes={chosen.num_processes}"
         raise flag_error("process_id", chosen.process_id, text)
     several = chosen.num_processes > 1
+    if chosen.hold == "stream" and (several or chosen.distributed):
+        raise flag_error("hold", chosen.hold, "must be another with several processes")
     if chosen.distributed and several:
         text = "must be left out with --distributed, which finds the processes"
         raise flag_error("num_processes", chosen.num_processes, text)
@@ -254,24 +250,21 @@ def layout(
     processes, most = jax.process_count(), most_devices(chosen)
     is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
     there = memory()
-    if streams(chosen, load, states):
-        shape = devices.shape_of_mesh(
-            load.num_runs, load.slots, most, most=lanes, multiple=processes
-        )
-        return Layout(_mesh(shape), lanes=lanes, num_runs=load.num_runs, streams=True)
+    on_host = streams(chosen, load)
+    data = 0 if on_host else load.data
     while True:
         num_runs, num_clients = shape = devices.shape_of_mesh(
             load.num_runs, load.slots, most, most=lanes, multiple=processes
         )
-        own = holds_own(chosen, load.num_clients, load.slots, num_clients)
+        own = not on_host and holds_own(chosen, load.num_clients, load.slots, num_clients)
         count = num_runs * num_clients
         copies = num_runs if own else count
         found = Layout(_mesh(shape), own, lanes, load.num_runs)
-        fits = not is_cpu or copies * load.data <= _PART_FOR_DATA * there
+        fits = not is_cpu or copies * data <= _PART_FOR_DATA * there
         if is_auto and is_cpu and count > 1 and fits:  # the devices of a CPU have one memory
             of_run = states().server + states().client * found.clients_per_device(load.num_clients)
             of_all = count * found.runs_per_device(load.num_runs) * of_run
-            fits = copies * load.data + of_all <= there
+            fits = copies * data + of_all <= there
         if fits or not is_auto or count <= processes:
             break
         most = count - processes  # fewer, of auto
@@ -279,24 +272,20 @@ def layout(
         raise flag_error(
             "devices",
             chosen.devices,
-            f"needs {copies * load.data:.3g} bytes for {copies} copies of the examples, must be "
+            f"needs {copies * data:.3g} bytes for {copies} copies of the examples, must be "
             "fewer, or auto",
         )
     return found
 
 
-def streams(chosen: Running, load: Load, states: Callable[[], States]) -> bool:
-    """Whether examples and states stay on the host: by --hold, or as they do not fit into memory.
+def streams(chosen: Running, load: Load) -> bool:
+    """Whether examples stay on the host: by --hold, or as they do not fit into memory.
 
-    A single client, which may hold the pooled examples of all, needs them all at once. Several
-    processes, whose memories may differ, stream by --hold alone.
+    A single client, which may hold the pooled examples of all, needs them all at once.
     """
     if chosen.hold != "auto" or load.num_clients == 1 or jax.process_count() > 1:
         return chosen.hold == "stream"
-    if too_large(load.data):
-        return True
-    of_run = states().server + states().client * load.num_clients
-    return too_large(load.data + load.num_runs * of_run)
+    return too_large(load.data)
 
 
 def too_large(size: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import averaging, platforms, program
+from fedjax_inv import platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
@@ -34,13 +34,11 @@ from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.running import (
     checkpoints,
     divergence,
-    launch,
     log,
     provenance,
     selected,
 )
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.records import Line, Result, Start
 from fedjax_inv_experiments.running.selected import Served
 
@@ -167,44 +165,8 @@ class Runs:
     @functools.cached_property
     def shapes(self) -> Training:
         """The shapes of the states of all runs."""
-        whole = self._whole
-        if not (self.path / states_file.NAME).exists():
-            return whole
-        num_clients = jax.tree.leaves(whole.state.clients)[0].shape[1]
-        places = program.Places.shapes(len(self.cell.runs), num_clients)
-        return whole._replace(state=whole.state._replace(clients=places))
-
-    @functools.cached_property
-    def _whole(self) -> Training:
-        """The shapes of the states of all runs with those of all clients."""
         ready = self.data.prepare(self.cell)
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
-
-    def clients(self, served: Served, index: int) -> Tree:
-        """The states [C, ...] of a run's clients. served: that of all runs."""
-        if not isinstance(served.clients, program.Places):
-            return jax.tree.map(lambda leaf: leaf[index], served.clients)
-        first = jax.tree.map(lambda leaf: leaf[index], self._first_clients)
-        return states_file.read(self.path, served.clients, first, index)
-
-    @functools.cached_property
-    def _first_clients(self) -> Tree:
-        """The states [R, C, ...] of clients that have never attended, on the host.
-
-        Raises UsageError if the network of --init_from is needed, and gone or another by now.
-        """
-        assembled, chosen = self.data, self.config
-        # A client that keeps a network is served with the server's before its first turn.
-        is_own = isinstance(self._whole.state.clients, averaging.Own)
-        if chosen.model.init_from and not is_own:
-            held_out = config.changed(chosen, held_out=self.cell.held_out or "none")
-            assembled = assemble.assemble(held_out, start=launch.start_of(chosen))
-            if provenance.fingerprint(assembled.variables) != self.start.networks:
-                raise UsageError(self.where, ..., "began from other networks than --init_from has")
-        ready = assembled.prepare(self.cell)
-        one = jax.tree.map(lambda leaf: leaf[:1], assembled.data)  # its shape is enough
-        begun = program.make(ready.experiment).init(one, ready.inputs)
-        return jax.device_get(begun.state.clients)
 
     def newest(self) -> tuple[int, Training]:
         """(rounds, the states of all runs after them), from the newest checkpoint.
@@ -328,8 +290,7 @@ class OneRun:
         Raises UsageError if the run has no such state, or if it cannot be read.
         """
         found = self.runs.states(self.state)
-        rest = jax.tree.map(lambda leaf: leaf[self.index], found._replace(clients=()))
-        mine = rest._replace(clients=self.runs.clients(found, self.index))
+        mine = jax.tree.map(lambda leaf: leaf[self.index], found)
         at = self.line().round
         if self.state == "best" and mine.round != at:
             raise NotSaved(self, at)

@@ -35,7 +35,6 @@ _HOW = {
     *(
         "devices",
         "hold",
-        "stream_memory",
         "deterministic",
         "distributed",
         "coordinator_address",

@@ -18,13 +18,13 @@ from jax.sharding import Mesh
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
-from fedjax_inv.types import Examples, Variables
+from fedjax_inv.types import Cohort, Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.flag import check_run_dir, flag_error
+from fedjax_inv_experiments.flags.flag import check_run_dir
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
@@ -35,7 +35,6 @@ from fedjax_inv_experiments.running import (
     loop,
     provenance,
     records,
-    states,
 )
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
@@ -209,8 +208,6 @@ class Launch:
     def _compiled(self, cell: Cell) -> loop.Job:
         """The job of a cell whose program is compiled, here or for an earlier cell."""
         job = self._job(cell)
-        if job.stream is not None:
-            return job
         # A run that continues needs neither a start nor a first evaluation.
         if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
             return loop.compile_ahead(job)
@@ -218,7 +215,7 @@ class Launch:
 
     def _job(self, cell: Cell) -> loop.Job:
         assembled, programs = self._assembled, self._programs
-        ready, compiled, is_old, stream = programs.of(assembled, cell, self._places[cell.name])
+        ready, compiled, is_old, cohorts = programs.of(assembled, cell)
         model, hyper = ready.experiment.model, cell.runs[0].hyper
         algorithm = assemble.algorithm(
             assembled.config, cell, model, assembled.task, hyper, ready.sizes
@@ -233,8 +230,7 @@ class Launch:
             algorithm.personal,
             assembled.task.measure,
             is_old,
-            None if stream is None else stream.cohorts,
-            stream,
+            cohorts,
             title=self._title(cell),
         )
 
@@ -260,7 +256,7 @@ class Launch:
         place = self._places[cell.name]
         # Its errors leave the folder as it is.
         job = ahead.take(self._key(cell), lambda: self._job(cell))
-        if self._assembled.config.outside and job.stream is None:
+        if self._assembled.config.outside and not job.is_compiled:
             loop.trace(job)
         folders.begin(place, self._assembled.config, cell, self._begun())
         scaling = self._assembled.scaling_record(cell.held_out)
@@ -390,19 +386,17 @@ class _Programs:
         return assemble.padded(self._data)
 
     def of(
-        self, assembled: Assembled, cell: Cell, folder: Path
-    ) -> tuple[Prepared, program.Program, bool, program.Stream | None]:
-        """A cell with its data and inputs on the devices, its program, and whether that is old.
+        self, assembled: Assembled, cell: Cell
+    ) -> tuple[Prepared, program.Program, bool, Cohort | None]:
+        """A cell, its program, whether that is old, and the cell's cohorts if they are drawn.
 
-        With examples on the host the last is the stream whose program this is.
+        Data and inputs are on the devices, unless the program reads them from the host.
         """
         with self._lock:
-            prepared = self._placed(assembled.prepare(cell))
-            if assembled.kept(cell).client and self._config.run.resume:
-                states.check_hold(folder, self._config, streams=prepared.layout.streams)
-            if prepared.layout.streams:
-                stream = self._stream(assembled, cell, prepared, folder)
-                return prepared, stream.program, True, stream
+            streams = assembled.streams(cell)
+            prepared = assembled.prepare(cell)
+            if not streams:
+                prepared = self._placed(prepared)
 
             def make() -> program.Program:
                 return program.make(
@@ -413,51 +407,23 @@ class _Programs:
                 )
 
             found, is_old = self._programs.get(depends_on(assembled, cell, prepared), make)
-            return prepared, found, is_old, None
-
-    def _stream(
-        self, assembled: Assembled, cell: Cell, ready: Prepared, folder: Path
-    ) -> program.Stream:
-        """The program of a cell whose examples come from the host.
-
-        Raises UsageError if --stream_memory is too small for one round.
-        """
-        config = assembled.config
-        most = int(1e9 * config.run.stream_memory)
-        source = stored.of_arrays(*assembled.data)
-        cohorts = loop.drawn(config, ready.inputs)
-        state_bytes = assembled.kept(cell).client
-        plan = program.plan(
-            source,
-            ready.inputs,
-            cohorts,
-            ready.layout,
-            every=config.watching.eval_every,
-            most_bytes=most,
-            state_bytes=state_bytes,
-        )
-        if plan.bytes > most:
-            text = f"a round of {cell.label} needs {plan.bytes / 1e9:.3g}; must be as many"
-            raise flag_error("stream_memory", config.run.stream_memory, text)
-
-        return program.Stream(
-            ready.experiment,
-            source,
-            ready.inputs,
-            cohorts,
-            plan,
-            client_chunk=machine.at_once(config.run.client_chunk),
-            run_chunk=machine.at_once(config.run.run_chunk),
-            layout=ready.layout,
-            most_bytes=most,
-            state_bytes=state_bytes,
-        )
+            if not streams:
+                return prepared, found, is_old, None
+            cohorts = loop.drawn(self._config, prepared.inputs)
+            streamed = program.streamed(
+                found,
+                stored.of_arrays(*assembled.data),
+                prepared.inputs,
+                cohorts,
+                prepared.layout,
+                every=self._config.watching.eval_every,
+            )
+            # Its programs are compiled by its first calls, which read the examples, too.
+            return prepared, streamed, True, cohorts
 
     def _placed(self, prepared: Prepared) -> Prepared:
         """A cell with its data and inputs on the devices."""
         layout = prepared.layout
-        if layout.streams:
-            return prepared
         if layout.mesh is None:
             return prepared._replace(data=self._padded)
         # Cells whose data lie on the same devices use the same.

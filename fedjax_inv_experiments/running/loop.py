@@ -20,7 +20,7 @@ from jax.sharding import Sharding
 from fedjax_inv import stopping
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
-from fedjax_inv.program import Inputs, Outcome, Program, Stream, Training
+from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Cohort, Examples, Tree
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
@@ -30,7 +30,6 @@ from fedjax_inv_experiments.parts import machine, selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running import checkpoints as checkpoint_files
 from fedjax_inv_experiments.running import divergence, files, records, selected, summary
-from fedjax_inv_experiments.running import states as states_file
 from fedjax_inv_experiments.running.ahead import Ahead
 from fedjax_inv_experiments.running.checkpoints import Checkpoints
 from fedjax_inv_experiments.running.events import Events
@@ -54,7 +53,6 @@ class Job(NamedTuple):
     measure: Measure = ACCURACY  # how to read the scores
     is_compiled: bool = False  # whether the program has been compiled before
     cohorts: Cohort | None = None  # of all rounds, filled up to whole segments; None: not drawn
-    stream: Stream | None = None  # whose program this is, if examples come from the host
     title: str = ""  # what lines of progress name the cell
 
 
@@ -123,12 +121,6 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
         log = Log(folder, done, len(cell.runs))
         events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
-        if job.stream is not None:
-            opened.enter_context(contextlib.closing(job.stream))
-            num_clients = job.inputs.train.size.shape[1]
-            job.stream.open_kept = lambda one: states_file.opened(
-                folder, config, cell, one, num_clients
-            )
         like = job.program.shapes(job.data, job.inputs)
         shapes = selected.of(like, job.personal)
         begun_at, served = None, selected.none(shapes)
@@ -260,8 +252,6 @@ def _advance(
             if last or done % checkpoint_every == 0 or asked:
                 log.flush()
                 checkpoints.save(done, stored(), best.served)
-                if job.stream is not None:
-                    job.stream.saved(stored(), best.served.clients)
             if asked and not last:
                 raise Stopped(f"stopped after round {done} of {rounds}")
     return states

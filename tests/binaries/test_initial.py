@@ -11,12 +11,10 @@ import chex
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
-from fedjax_inv_experiments import export
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
@@ -220,27 +218,3 @@ def test_servers_of_other_kinds(before: Ran, monkeypatch: pytest.MonkeyPatch) ->
     changed(lambda server: jax.tree.map(lambda leaf: leaf * np.nan, server))
     with pytest.raises(UsageError, match=r"has a network whose params/body/.* is not finite$"):
         assembled(chosen)
-
-
-def test_networks_that_clients_keep_need_no_network_of_the_start(
-    before: Ran, tmp_path: Path
-) -> None:
-    """Of a stream the first states are not stored; a client without a turn is served without."""
-    base = shutil.copytree(before.folder, tmp_path / "base")
-    chosen = following(
-        before,
-        init_from=str(base),
-        algorithm=("ditto",),
-        hold="stream",
-        clients=6,
-        cohort=2,
-        partition="iid",
-        run_dir=str(tmp_path / "run"),
-    )
-    folder = ran(chosen).folder
-    arrays = []
-    for name in ("there", "gone"):
-        export.run(export.Options(str(folder), "last", out=str(tmp_path / name)))
-        arrays.append(load_file(tmp_path / name / "seed=0" / "clients.safetensors"))
-        shutil.rmtree(base, ignore_errors=True)
-    chex.assert_trees_all_equal(*arrays)

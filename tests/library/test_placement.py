@@ -1,7 +1,6 @@
 """Each device gets the examples and states of its own clients, and none is lost."""
 
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -167,30 +166,6 @@ def test_the_busiest_device_trains_as_few_clients_as_possible(
 def test_processes_all_take_part_in_a_mesh() -> None:
     assert devices.shape_of_mesh(1, 1, 4, multiple=2) in {(2, 1), (1, 2)}
     assert devices.shape_of_mesh(1, 100, 16, most=8) == (1, 8)
-
-
-class OfProcesses(NamedTuple):
-    """What a layout needs of a mesh whose devices belong to several processes."""
-
-    devices: np.ndarray
-    shape: dict[str, int]
-
-
-@pytest.mark.parametrize(
-    ("process", "its_devices", "its_runs"),
-    [(0, [0, 1, 2], [0, 1, 2, 3]), (1, [3, 4, 5], [2, 3, 4, 5])],
-)
-def test_a_process_knows_its_devices_and_runs(
-    monkeypatch: pytest.MonkeyPatch, process: int, its_devices: list[int], its_runs: list[int]
-) -> None:
-    """Two processes of three devices share three blocks of two runs, the second block in common."""
-    of = np.empty((3, 2), object)
-    of.flat = [SimpleNamespace(process_index=number // 3) for number in range(6)]
-    there: Any = OfProcesses(of, {devices.RUNS: 3, devices.CLIENTS: 2})
-    monkeypatch.setattr(jax, "process_index", lambda: process)
-    layout = Layout(there, streams=True)
-    assert layout.devices_here().tolist() == its_devices
-    assert layout.runs_here(6).tolist() == its_runs
 
 
 @pytest.mark.parametrize(
