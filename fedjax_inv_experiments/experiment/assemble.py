@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from fedjax_inv import checks, freezing, program, rounds
 from fedjax_inv.checks import UsageError
@@ -224,20 +223,11 @@ def algorithm(
     return participation.with_rule(config.participation, cell.algorithm, plain)
 
 
-def schedules_of_rates(config: Config) -> dict[str, optax.Schedule]:
-    """The schedules of those learning rates that change, by the hyperparameter's name."""
-    end = config.schedules_end
-    schedules = {
-        "learning_rate": training.schedule(config.clients, end),
-        "server_learning_rate": server.schedule(config.server, end),
-    }
-    return {name: factor for name, factor in schedules.items() if factor is not None}
-
-
 def experiment(
     config: Config, cell: Cell, model: Model, task: Task, num_groups: int, sizes: Sizes
 ) -> program.Experiment:
     """The part of an experiment that the runs of a cell share."""
+    schedule = training.schedule(config.clients, config.schedule_end)
     return program.Experiment(
         model,
         lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
@@ -250,11 +240,7 @@ def experiment(
         drop_nonfinite=config.run.nonfinite == "drop",
         history=config.participation.history,
         pooled=facts(cell.algorithm).pooled,
-        schedules={
-            name: factor
-            for name, factor in schedules_of_rates(config).items()
-            if name in cell.runs[0].hyper
-        },
+        schedules={} if schedule is None else {"learning_rate": schedule},
         loss=task.loss,
         score=task.score.function,
         precision=machine.precision(config.run, facts(cell.algorithm).precision),

@@ -59,10 +59,10 @@ class Config:
         return f"{self.data.stem}{domains}"
 
     @property
-    def schedules_end(self) -> int:
-        """The round in which cosine schedules of learning rates end; 0 without such a schedule."""
-        kinds = (self.clients.schedule, self.server.server_schedule)
-        return (self.clients.schedule_rounds or self.run.rounds) if "cosine" in kinds else 0
+    def schedule_end(self) -> int:
+        """The round in which a cosine schedule of the learning rate ends; 0 without one."""
+        is_cosine = self.clients.schedule == "cosine"
+        return (self.clients.schedule_rounds or self.run.rounds) if is_cosine else 0
 
     @property
     def outside(self) -> tuple[str, ...]:
@@ -175,20 +175,16 @@ def _check(config: Config) -> None:
     participation.check(config.participation, config.partition.clients)
     training.check(config.clients)
     server.check(config.server)
-    _check_warmups(config)
+    _check_warmup(config)
     machine.check(config.run, config.watching.eval_every)
     network.check(config.model)
     objective.check(config.objective)
     method.check(config.method, has_norm=config.model.has_norm)
 
 
-def _check_warmups(config: Config) -> None:
+def _check_warmup(config: Config) -> None:
     """Raises UsageError for a warm-up that does not end before its cosine schedule."""
-    clients, server, end = config.clients, config.server, config.schedules_end
-    for flag, kind, rounds in (
-        ("warmup_rounds", clients.schedule, clients.warmup_rounds),
-        ("server_warmup_rounds", server.server_schedule, server.server_warmup_rounds),
-    ):
-        if kind == "cosine" and rounds >= end:
-            name = "schedule_rounds" if clients.schedule_rounds else "rounds"
-            raise flag_error(flag, rounds, f"must be below --{name}={end}, the cosine's end")
+    rounds, end = config.clients.warmup_rounds, config.schedule_end
+    if end and rounds >= end:
+        name = "schedule_rounds" if config.clients.schedule_rounds else "rounds"
+        raise flag_error("warmup_rounds", rounds, f"must be below --{name}={end}, the cosine's end")

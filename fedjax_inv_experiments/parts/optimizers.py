@@ -25,17 +25,12 @@ from fedjax_inv_experiments.flags.flag import (
 )
 from fedjax_inv_experiments.flags.names import parsed, unknown_setting
 
-SCHEDULES = ("constant", "cosine", "exponential")
-
 # Help texts that the flags of clients and server share.
 OTHERS = ", or another of optax that needs a learning rate only"
 SETTING_HELP = (
     "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
     "several."
 )
-DECAY_HELP = "Factor of the learning rate per round, with an exponential schedule."
-FINAL_RATE_HELP = "Learning rate at the end of a cosine schedule, as a part of the initial one."
-WARMUP_HELP = "Rounds in which the learning rate rises linearly, before the schedule begins."
 PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 # lbfgs needs values of the loss, noisy_sgd draws the same noise for all clients, and
@@ -162,26 +157,3 @@ def regularised(
     before = [optax.clip_by_global_norm(clip)] if clip else []
     before += [optax.add_decayed_weights(weight_decay)] if weight_decay else []
     return optax.chain(*before, optimizer) if before else optimizer
-
-
-def schedule(
-    kind: str, warmup_rounds: int, *, decay: float, final_rate: float, end: int
-) -> optax.Schedule:
-    """The factor of a learning rate in round t = 0, 1, ...
-
-    In a warm-up of w rounds the factor is (t + 1) / (w + 1). After it, with s = t - w, the factor
-    of a constant schedule is 1, of an exponential one decay^s, and of a cosine
-    final_rate + (1 - final_rate) (1 + cos(pi min(s / (end - w), 1))) / 2.
-
-    kind: one of SCHEDULES.
-    end: the round in which a cosine has reached final_rate, above warmup_rounds.
-    """
-    rest = {
-        "constant": lambda: optax.constant_schedule(1.0),
-        "cosine": lambda: optax.cosine_decay_schedule(1.0, end - warmup_rounds, final_rate),
-        "exponential": lambda: optax.exponential_decay(1.0, 1, decay),
-    }[kind]()
-    if not warmup_rounds:
-        return rest
-    rising = optax.linear_schedule(1 / (warmup_rounds + 1), 1.0, warmup_rounds)
-    return optax.join_schedules([rising, rest], [warmup_rounds])

@@ -12,7 +12,6 @@ from fedjax_inv_experiments.flags.flag import (
     FINITE,
     FRACTION,
     POSITIVE,
-    PROBABILITY,
     at_least,
     check_different,
     flag,
@@ -41,15 +40,16 @@ class Clients:
     schedule: str = flag(
         "constant",
         "How the clients' learning rate changes over the rounds.",
-        choices=optimizers.SCHEDULES,
+        choices=("constant", "cosine"),
     )
-    decay: float = flag(0.99, optimizers.DECAY_HELP, optimizers.PART)
-    final_rate: float = flag(0.0, optimizers.FINAL_RATE_HELP, PROBABILITY)
-    warmup_rounds: int = flag(0, optimizers.WARMUP_HELP, at_least(0))
+    warmup_rounds: int = flag(
+        0,
+        "Rounds in which the learning rate rises linearly, before the schedule begins.",
+        at_least(0),
+    )
     schedule_rounds: int = flag(
         0,
-        "Rounds from the first to the end of a cosine schedule, the clients' or the server's; 0: "
-        "--rounds, which then cannot grow.",
+        "Rounds from the first to the end of a cosine schedule; 0: --rounds, which is then fixed.",
         at_least(0),
     )
     momentum: float = flag(0.0, "Momentum of the clients' sgd.", FRACTION)
@@ -115,13 +115,18 @@ def _work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
 
 
 def schedule(chosen: Clients, end: int) -> optax.Schedule | None:
-    """The factor of the learning rate; None if it is constant. end: as in `optimizers.schedule`."""
-    if chosen.schedule == "constant" and not chosen.warmup_rounds:
-        return None
-    return optimizers.schedule(
-        chosen.schedule,
-        chosen.warmup_rounds,
-        decay=chosen.decay,
-        final_rate=chosen.final_rate,
-        end=end,
-    )
+    """The factor of the learning rate in round t = 0, 1, ...; None if it is always 1.
+
+    In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, that of a constant
+    schedule is 1, and that of a cosine (1 + cos(pi min(s / (end - w), 1))) / 2.
+
+    end: the round in which a cosine is 0, above w.
+    """
+    warmup, is_cosine = chosen.warmup_rounds, chosen.schedule == "cosine"
+    rest = optax.constant_schedule(1.0)
+    if is_cosine:
+        rest = optax.cosine_decay_schedule(1.0, end - warmup)
+    if not warmup:
+        return rest if is_cosine else None
+    rising = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
+    return optax.join_schedules([rising, rest], [warmup])

@@ -214,7 +214,7 @@ def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
     text = ""
     if asked < done:
         text = f"has done {done}; must be at least as many"
-    elif chosen.schedules_end and not chosen.clients.schedule_rounds:
+    elif chosen.schedule_end and not chosen.clients.schedule_rounds:
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
     elif done % every and asked > done:
         text = f"ended after {done}, between two evaluations of --eval_every={every}"

@@ -19,7 +19,6 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.data.on_disk import Piece
 from fedjax_inv.types import Cohort
 from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.flags import names
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.parts import optimizers, participation, training
@@ -53,23 +52,6 @@ def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0
     assert momentum(optimizer="adam") is None
-
-
-def test_the_server_steps_along_what_it_clips(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, Any] = {}
-    called = names.called
-
-    def called_and_told(*arguments: Any, **settings: Any) -> Any:
-        seen.update(settings)
-        return called(*arguments, **settings)
-
-    monkeypatch.setattr(names, "called", called_and_told)
-    assemble.assemble(
-        config.of(server_clip=5.0, server_weight_decay=0.1, server_learning_rate=(0.5,))
-    )
-    params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
-    update = first_update(seen["server_optimizer"], grads, params)
-    chex.assert_trees_all_close(update, {"w": jnp.array([-1.6, -1.95])})
 
 
 def cohort(num_rounds: int, **changes: Any) -> Cohort:
