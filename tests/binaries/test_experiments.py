@@ -134,13 +134,6 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def pooled(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Centralised training, whose momentum lasts from round to round."""
-    folder = tmp_path_factory.mktemp("runs") / "erm"
-    return ran(flags(folder, algorithm=("erm",), momentum=0.5))
-
-
-@pytest.fixture(scope="module")
 def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A game that goes on after its stops, evaluated in every round."""
     chosen = GAME | dict(eval_every=1, checkpoint_every=38, stop_below=(0.99, 0.7, 0.61, 0.01))
@@ -261,33 +254,8 @@ def test_training_learns(trained: Ran) -> None:
         assert last["validation_score"] > 0.5
 
 
-@pytest.mark.parametrize("name", slow.after(2, ["trained", "sampled", "pooled", "in_turns"]))
-def test_a_stopped_run_resumes_bit_for_bit(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
-) -> None:
-    whole: Ran = request.getfixturevalue(name)
-    folder = halved(whole.job, tmp_path / "run")
-    first = whole.job.config.watching.eval_every
-    assert {line["round"] for line in metrics(folder)} == {0, first}
-    assert not (folder / "result.json").exists()
-    # What was written after the last checkpoint, by a process that then died, does not count.
-    with (folder / "metrics.jsonl").open("a") as file:
-        late = {**metrics(folder)[0], "round": 2 * first, "seconds": 0}
-        file.write(json.dumps(late) + '\n{"round": 4')
-    go_on(whole.job, folder)
-    assert metrics(folder) == metrics(whole.folder)
-    last = whole.job.config.run.rounds
-    for item in ("default", "kept"):
-        chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
-    again = Ran(folder, whole.job).runs
-    assert [run.get("stops") for run in again] == [run.get("stops") for run in whole.runs]
-
-
-@pytest.mark.parametrize("name", slow.after(1, ["sampled", "trained", "pooled", "in_turns"]))
-def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(
-    request: pytest.FixtureRequest, tmp_path: Path, name: str
-) -> None:
-    whole: Ran = request.getfixturevalue(name)
+def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_path: Path) -> None:
+    whole = sampled
     chosen = config.changed(whole.job.config, resume=True)
     half = chosen.watching.eval_every
     shorter = config.changed(chosen, rounds=half)
@@ -433,44 +401,6 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
         run["by_rule"]["validation"]["round"] == 6
     )  # nothing changed, and of equals the last is selected
     chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
-
-
-OWN = """
-from fedjax_inv import checks, models
-from fedjax_inv.algorithms import erm
-from fedjax_inv.types import Facts
-
-FACTS = Facts(pooled=True)
-
-def mine(model, work, *, weighting="size", slope: float = 0.0, shape=None):
-    checks.real("slope", slope, -1, 0)
-    return erm.erm(model, work)
-
-def network(num_classes, widths):
-    return models.mlp(num_classes, widths=widths)
-"""
-
-
-@pytest.mark.slow
-def test_an_algorithm_and_a_network_from_anywhere(
-    pooled: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "anywhere.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    chosen = flags(
-        tmp_path / "run",
-        algorithm=("anywhere:mine",),
-        model="anywhere:network",
-        settings=("slope=-0.5",),
-        momentum=0.5,
-    )
-    own = ran(chosen)
-    # What stands beside the factory counts: all examples are on one client.
-    assert own.job.inputs.train.size.shape == (2, 1)
-    assert own.job.cell.runs[0].hyper == {"learning_rate": 0.1, "slope": -0.5}
-    assert "anywhere:mine" in (own.folder / "table.md").read_text()
-    for mine, listed in zip(metrics(own.folder), metrics(pooled.folder), strict=True):
-        assert mine["domains"] == listed["domains"]
 
 
 def cell_of(held_out: str) -> records.Cell:
@@ -650,19 +580,6 @@ def test_a_run_that_ends_at_its_stop_keeps_that_state(game: Ran, ended: Ran) -> 
                 assert line.played == min(line.round, last)
         np.testing.assert_allclose(curves[0][:last], curves[1][:last], atol=1e-3)
         assert set(curves[0][last:]) <= {curves[0][last - 1]}
-
-
-@pytest.mark.slow
-def test_a_run_that_is_over_stays_so_when_it_is_killed_before_it_says_so(
-    ended: Ran, tmp_path: Path
-) -> None:
-    # Without a memory, the state holds arrays without elements.
-    folder = tmp_path / "run"
-    shutil.copytree(ended.folder, folder)
-    (folder / "result.json").unlink()
-    go_on(ended.job, folder)
-    assert metrics(folder) == metrics(ended.folder)
-    assert Ran(folder, ended.job).runs == ended.runs
 
 
 @pytest.mark.slow
