@@ -4,13 +4,12 @@ from functools import partial
 
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 
 import real_data
-from fedjax_inv.data import dsprites, environments, federation, sources
+from fedjax_inv.data import dsprites, environments, sources
 from fedjax_inv.data.dataset import Dataset
 
 RNG = np.random.default_rng(0)
@@ -52,13 +51,6 @@ def test_quarter_turns_are_exact_and_counter_clockwise(size):
         np.testing.assert_array_equal(turned, np.rot90(x, quarters, axes=(1, 2)))
 
 
-def test_four_quarter_turns_are_the_identity():
-    x = turned = images(9, 9, 1)
-    for _ in range(4):
-        turned = rotate(turned, 90)
-    np.testing.assert_array_equal(turned, x)
-
-
 def naive_rotation(image: np.ndarray, angle: float) -> np.ndarray:
     """Bilinear, 0 outside: each pixel looks up where it came from. [height, width]."""
     height, width = image.shape
@@ -89,15 +81,6 @@ def test_rotation_against_a_naive_loop(angle, height, width):
     expected = np.transpose(expected, (0, 2, 3, 1))
     np.testing.assert_allclose(rotate(x.astype(np.float32), angle), expected, atol=1e-2)
     np.testing.assert_allclose(rotate(x, angle), expected, atol=0.51)  # rounded to 8 bits
-
-
-def test_a_disc_looks_the_same_at_45_degrees():
-    up, right = np.indices((41, 41)) - 20
-    disc = np.clip(12 - np.hypot(up, right), 0, 1) * 255
-    x = np.rint(disc).astype(np.uint8)[None, ..., None]
-    error = np.abs(rotate(x, 45).astype(float) - x)
-    assert error.mean() < 2
-    assert error[np.broadcast_to((np.hypot(up, right) < 10)[None, ..., None], x.shape)].max() == 0
 
 
 @given(num=st.integers(1, 60), num_angles=st.integers(1, 7), seed=st.integers(0, 99))
@@ -136,21 +119,6 @@ def test_angles_have_their_shares_of_the_images_and_of_any_first_ones(num, share
     np.testing.assert_array_equal(plain.domain[order], np.arange(num) % len(shares))
 
 
-@pytest.mark.parametrize(
-    ("shares", "words"),
-    [
-        ((1, 1, 1), r"shares=\[1, 1, 1\]: must be one for each of angles=\[0, 90\]"),
-        ((1, 0), r"shares\[1\]=0: must be a number above 0"),
-        (1.0, "shares=1.0: must be a list of numbers"),
-        ((0.9, 0.9), r"shares=\[0.9, 0.9\]: must sum to 1, as all are below 1"),
-        ((0.3, 0.3), r"shares=\[0.3, 0.3\]: must sum to 1, as all are below 1"),
-    ],
-)
-def test_unfit_shares_of_angles(shares, words):
-    with pytest.raises(ValueError, match=words):
-        environments.rotated(dataset(images(2, 2, 1)), [0, 90], 0, shares)
-
-
 def test_each_image_is_rotated_by_the_angle_of_its_domain(monkeypatch):
     monkeypatch.setattr(environments, "_CHUNK", 4)  # several chunks for an angle
     before = dataset(images(5, 5, 1, num=50))
@@ -168,63 +136,6 @@ def test_the_deal_is_shuffled_by_the_seed():
     np.testing.assert_array_equal(deals[0], deals[1])
     assert (deals[0] != deals[2]).any()
     assert (deals[0] != np.arange(40) % 2).any()
-
-
-@pytest.mark.parametrize(
-    ("angles", "words"),
-    [
-        ([], r"angles=\[\]: must be a list of numbers, at least one"),
-        (15.0, "angles=15.0: must be a list of numbers"),
-        ([15, 30, 15.0], r"angles=\[15, 30, 15.0\]: must all differ, in six digits"),
-        ([0.0, -0.0], r"angles=\[0.0, -0.0\]: must all differ"),
-        ([0, np.nan], r"angles\[1\]=nan: must be a number of degrees"),
-        ([np.inf, 0], r"angles\[0\]=inf: must be a number of degrees"),
-        ([True], r"angles\[0\]=True: must be a number of degrees"),
-        ("15", r"angles\[0\]='1': must be a number of degrees"),
-        (np.zeros((2, 2)), r"angles=float64 \(2, 2\): must be a list of numbers"),
-    ],
-)
-def test_unfit_angles(angles, words):
-    with pytest.raises(ValueError, match=words):
-        environments.rotated(dataset(images(2, 2, 1)), angles, 0)
-
-
-@pytest.mark.parametrize("seed", [-1, None, 0.0])
-def test_a_seed_is_an_integer(seed):
-    words = f"seed={seed}: must be an integer of at least 0"
-    with pytest.raises(ValueError, match=words):
-        environments.rotated(dataset(images(2, 2, 1)), [0], seed)
-    with pytest.raises(ValueError, match=words):
-        environments.colored(labelled(num_classes=2), seed=seed)
-
-
-@pytest.mark.parametrize("x", [np.ones((6, 4), np.float32), np.ones((6, 4, 4, 1), np.int32)])
-def test_only_images_of_8_bits_or_floats_are_rotated(x):
-    with pytest.raises(ValueError, match=r"dataset.x: must be images \[M.*, is \w+32 \(6, .*\)"):
-        environments.rotated(dataset(x), [0], 0)
-
-
-def test_painted_images_cannot_be_rotated():
-    painted = environments.colored(environments.binned(labelled(), 2), seed=0)
-    with pytest.raises(
-        ValueError, match=r"must be images .*, is uint8 \(60, 4, 6, 1\) and int32 \(60,\)$"
-    ):
-        environments.rotated(painted, [0], 0)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda d: environments.rotated(d, [0], 0),
-        lambda d: environments.grouped(d, {"one": ("a",)}),
-        lambda d: environments.binned(d, 2),
-        lambda d: environments.colored(d, seed=0),
-        lambda d: environments.patched(d, patch_size=1, seed=0),
-    ],
-)
-def test_every_environment_looks_at_its_data_set(make):
-    with pytest.raises(ValueError, match=r"dataset.y\[59\]=2: must be in 0\.\.1"):
-        make(labelled(num_classes=2)._replace(y=np.arange(60) // 59 * 2))
 
 
 # classes
@@ -274,30 +185,6 @@ def test_binned(num_classes, classes):
     assert after.classes == classes
     np.testing.assert_array_equal(after.y, before.y // (10 // num_classes))
     np.testing.assert_array_equal(after.x, before.x)
-
-
-@pytest.mark.parametrize("num_classes", [-2, 0, 1, 3, 20, 5.0, True])
-def test_unfit_numbers_of_classes(num_classes):
-    words = f"num_classes={num_classes}: must (be an integer of at least 2|divide 10, the number)"
-    with pytest.raises(ValueError, match=words):
-        environments.binned(labelled(), num_classes)
-
-
-@pytest.mark.parametrize(
-    ("groups", "words"),
-    [
-        ({}, r"groups=\{\}: must hold at least one group"),
-        ({"x": ("a",), "y": ()}, r"groups\['y'\]=\(\): must be names of classes, at least one"),
-        ({"x": "ab"}, r"groups\['x'\]='ab': must be names of classes"),
-        ({"x": ("a", "z")}, r"groups\['x'\]=\('a', 'z'\): must be of the classes .*, a, b, c, d"),
-        ({"x": ("a",), "y": ("b", "a")}, r"groups\['y'\]=.*: must not name 'a' a second time"),
-        ({"x": ("j",)}, r"groups=\{'x': \('j',\)\}: must name a class that has examples"),
-    ],
-)
-def test_unfit_groups(groups, words):
-    before = labelled()
-    with pytest.raises(ValueError, match=words):
-        environments.grouped(before._replace(y=before.y % 9), groups)
 
 
 # the draw of environments, labels and cues
@@ -401,102 +288,6 @@ def test_everything_follows_the_seed(cue):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "words"),
-    [
-        ({"flips": ()}, r"flips=\(\): must be a list of numbers, at least one"),
-        ({"flips": 0.2}, r"flips=0.2: must be a list of numbers"),
-        ({"flips": (0.2, 1.1)}, r"flips\[1\]=1.1: must be a number between 0 and 1"),
-        ({"flips": (-0.1, 0.2)}, r"flips\[0\]=-0.1: must be a number between 0 and 1"),
-        ({"flips": (0.1, np.nan)}, r"flips\[1\]=nan: must be a number between 0 and 1"),
-        ({"flips": (True, 0.2)}, r"flips\[0\]=True: must be a number between 0 and 1"),
-        ({"test_flip": np.nan}, "test_flip=nan: must be a number between 0 and 1"),
-        ({"test_flip": 2}, "test_flip=2: must be a number between 0 and 1"),
-        ({"flips": (0.2, 0.2)}, r"flips=\[0.2, 0.2\]: must all differ"),
-        ({"flips": (0.2, 0.9)}, "must all differ, and from test_flip=0.9"),
-        ({"label_noise": 1.5}, "label_noise=1.5: must be a number between 0 and 1"),
-        ({"label_noise": -0.5}, "label_noise=-0.5: must be a number between 0 and 1"),
-        ({"label_noise": np.nan}, "label_noise=nan: must be a number between 0 and 1"),
-        ({"test_fraction": 0.0}, "test_fraction=0.0: must be a number above 0 and below 1"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0: must be a number above 0 and below 1"),
-        ({"test_fraction": np.nan}, "test_fraction=nan: must be a number above 0 and below 1"),
-        ({"shares": (1, 1, 1)}, r"shares=\[1, 1, 1\]: must be one for each of flips=\[0.2, 0.1\]"),
-        ({"shares": (1, 0)}, r"shares\[1\]=0: must be a number above 0"),
-        ({"shares": (np.nan, 1)}, r"shares\[0\]=nan: must be a number above 0"),
-        ({"shares": (1, np.inf)}, r"shares\[1\]=inf: must be a number above 0"),
-        (
-            {"shares": (1, 1e-9)},
-            "dataset: must hold .* domain 0.1 has none of the 50 to train and 10 to test",
-        ),
-    ],
-)
-def test_errors_of_the_draw(kwargs, words):
-    for make in CUES.values():
-        with pytest.raises(ValueError, match=words) as error:
-            make(labelled(num_classes=2), seed=0, **kwargs)
-        assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("binarise", [1, "false", None])
-def test_binarise_is_a_bool(binarise):
-    with pytest.raises(ValueError, match=f"binarise={binarise!r}: must be True or False"):
-        environments.colored(labelled(num_classes=2), binarise=binarise, seed=0)
-
-
-def test_more_environments_than_examples():
-    flips = environments.flip_probabilities("10")
-    with pytest.raises(ValueError, match=r"for every domain.* 8 to train and 2 to test"):
-        environments.colored(labelled(10, 2, num_test=2), flips=flips, seed=0)
-
-
-@pytest.mark.parametrize("cue", CUES)
-@pytest.mark.parametrize(
-    "x",
-    [
-        np.ones((60, 4), np.uint8),
-        np.ones((60, 4, 6), np.uint8),
-        np.ones((60, 4, 6, 1), np.float32),
-    ],
-)
-def test_only_images_of_8_bits_carry_a_cue(cue, x):
-    with pytest.raises(ValueError, match=r"dataset.x: must be .*images \[M.*, is \w+ \(60"):
-        CUES[cue](labelled(num_classes=2)._replace(x=x), seed=0)
-
-
-@pytest.mark.parametrize("cue", CUES)
-def test_an_image_carries_one_cue(cue):
-    painted = environments.colored(labelled(num_classes=2), seed=0)
-    with pytest.raises(
-        ValueError, match=r"dataset.x: must be .*images \[M.*, is uint8 .* and int32 \(60,\)"
-    ):
-        CUES[cue](painted, seed=0)
-
-
-def test_only_grey_images_are_painted():
-    with pytest.raises(ValueError, match=r"must be grey images \[M, height, width, 1\] uint8"):
-        environments.colored(labelled(num_classes=2, channels=3), seed=0)
-
-
-def test_only_two_classes_are_told_apart_by_a_corner():
-    with pytest.raises(ValueError, match=r"dataset.classes=\('a', 'b', 'c'\): must be two"):
-        environments.patched(labelled(num_classes=3), seed=0)
-
-
-def test_one_class_has_no_colour_of_its_own():
-    with pytest.raises(ValueError, match=r"dataset.classes=\('a',\): must be at least two"):
-        environments.colored(labelled(num_classes=1), seed=0)
-
-
-@pytest.mark.parametrize("patch_size", [0, 4, 1.0, True])
-def test_patches_that_do_not_fit(patch_size):
-    words = rf"patch_size={patch_size}: must be an integer in 1\.\.3 pixels"
-    with pytest.raises(ValueError, match=words):
-        environments.patched(labelled(num_classes=2), patch_size=patch_size, seed=0)
-    cornered = environments.Patched(np.zeros((2, 4, 6, 1), np.uint8), np.array([0, 1]))
-    with pytest.raises(ValueError, match=words):
-        environments.cover(cornered, patch_size)
-
-
-@pytest.mark.parametrize(
     ("setting", "count"), [("2", 2), ("3", 3), ("5", 5), ("5_uneven", 5), ("10", 10)]
 )
 def test_flip_probabilities_fall_from_3_to_1_tenths(setting, count):
@@ -509,11 +300,6 @@ def test_flip_probabilities_fall_from_3_to_1_tenths(setting, count):
     names = environments.colored(labelled(num_classes=2), flips=flips, seed=0).domains
     assert (names[0], names[-2], names[-1]) == ("0.3", "0.1", "0.9")
     np.testing.assert_allclose([float(name) for name in names[:-1]], flips, atol=1e-6)
-
-
-def test_an_unknown_setting():
-    with pytest.raises(ValueError, match="setting='4': must be one of 2, 3, 5, 5_uneven, 10"):
-        environments.flip_probabilities("4")
 
 
 # what a network sees
@@ -581,36 +367,6 @@ def test_cover_against_a_naive_loop(patch_size, channels):
     assert (black[:, 0, -1] == (after.x.corner == 1)).all()
 
 
-GREY = np.zeros((2, 4, 6, 1), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("image", "cue", "words"),
-    [
-        (GREY, np.array([0, 2]), r"{cue}\[1\]=2: must be in 0\.\.1"),
-        (GREY, np.array([-1, 0]), r"{cue}\[0\]=-1: must be in 0\.\.1"),
-        (GREY, jnp.array([0, 2]), r"{cue}\[1\]=2: must be in 0\.\.1"),
-        (GREY, np.array([0.0, 1.0]), r"{cue}=float64 \(2,\): must be integers"),
-        (GREY, np.array([0, 1, 1]), r"{cue}=int64 \(3,\): must have shape \(2,\)"),
-        (GREY / 255, np.array([0, 1]), r"image=float64 \(2, 4, 6, 1\): must be uint8"),
-        (GREY[0, 0], np.array([0, 1]), r"image=uint8 \(6, 1\): must be uint8 \[B, height"),
-    ],
-)
-def test_a_cue_that_cannot_be_rendered(image, cue, words):
-    with pytest.raises(ValueError, match=words.format(cue="color")):
-        environments.paint(environments.Colored(image, cue), 2)
-    with pytest.raises(ValueError, match=words.format(cue="corner")):
-        environments.cover(environments.Patched(image, cue), 1)
-
-
-def test_colours_have_channels_of_their_own():
-    colors = np.array([0, 1])
-    with pytest.raises(ValueError, match="num_colors=0: must be an integer of at least 1"):
-        environments.paint(environments.Colored(GREY, colors), 0)
-    with pytest.raises(ValueError, match=r"image=uint8 \(2, 4, 6, 3\): must be grey"):
-        environments.paint(environments.Colored(GREY.repeat(3, axis=-1), colors), 2)
-
-
 def test_render_under_transformations():
     colored, patched = (make(labelled(num_classes=2), seed=0) for make in CUES.values())
 
@@ -631,20 +387,6 @@ def test_render_under_transformations():
     for naive, images in zip(expected, seen(colored.x, patched.x), strict=True):
         for transformed in images:
             np.testing.assert_allclose(transformed, naive, rtol=1e-6)
-
-
-def test_a_federation_of_environments():
-    after = environments.colored(labelled(num_classes=2), seed=0)
-    data = federation.examples(after.x, after.y)
-    assert data.x[0].dtype == jnp.uint8
-    np.testing.assert_array_equal(data.x[1], after.x[1])
-    deal = federation.partitioner("domain", after, 2)
-    split = federation.split(after, data, deal, held_out="0.9", seed=0)
-    np.testing.assert_array_equal(split.domain, [0, 1])
-    for domain, rows in enumerate(federation.parts_of(split.train)):
-        assert (after.domain[rows] == domain).all()
-    (rows,) = federation.parts_of(split.test)
-    np.testing.assert_array_equal(np.sort(rows), np.flatnonzero(labelled().test))
 
 
 # the data sets of the papers

@@ -60,22 +60,6 @@ def test_labels_are_of_32_bits_which_hold_any_number_of_classes(made):
     assert made(small, np.array([True, False])).y.dtype == bool
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "lengths"),
-    [
-        (np.zeros((3, 2)), np.zeros(4), [3, 4]),
-        ({"a": np.zeros(3), "b": np.zeros(2)}, np.zeros(3), [2, 3]),
-        (np.zeros((0, 2)), np.zeros(0), [0]),
-        (np.zeros(1), np.float32(1), [0, 1]),
-        ((), (), []),
-    ],
-)
-def test_examples_must_be_of_one_length_above_0(x, y, lengths):
-    words = f"y: must be as long as x, above 0; their lengths are {lengths}"
-    with pytest.raises(ValueError, match=words.replace("[", r"\[")):
-        federation.examples(x, y)
-
-
 TWENTY = federation.examples(np.zeros((20, 2)), np.zeros(20, np.int32))
 
 
@@ -93,25 +77,6 @@ def test_of_parts_is_what_was_dealt_in_that_order(parts, as_arrays):
     assert dealt.start.shape == dealt.size.shape == (len(parts),)
     assert {leaf.dtype for leaf in dealt[1:4]} == {jnp.dtype("int32")}
     assert dealt.data is TWENTY
-
-
-@pytest.mark.parametrize(
-    ("parts", "words"),
-    [
-        ([], r"parts=\[\]: must hold an array of rows for at least one client"),
-        ([np.array([0.0, 1.0])], "parts: hold float64, must hold"),
-        ([np.array([True, False])], "parts: hold bool, must hold"),
-        ([np.arange(3), np.array([20])], r"parts\[1\]\[0\]=20: must be in 0\.\.19"),
-        ([np.array([-1, 3])], r"parts\[0\]\[0\]=-1: must be in 0\.\.19"),
-        (
-            [np.zeros((2, 2), int)],
-            r"parts\[0\]=int64 \(2, 2\): must be rows of the examples, \[n\]",
-        ),
-    ],
-)
-def test_of_parts_refuses_what_are_no_rows(parts, words):
-    with pytest.raises(ValueError, match=words):
-        federation.of_parts(TWENTY, parts)
 
 
 def test_parts_of_any_layout():
@@ -234,67 +199,10 @@ def test_split_follows_its_seed():
     assert set(all_rows(first.test)) != set(all_rows(other.test))
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "words"),
-    [
-        ({"held_out": "d9"}, "held_out='d9': must be one of d0, d1, d2"),
-        ({"validation": 1.0}, "validation=1.0: must be a number at least 0 and below 1"),
-        ({"validation": -0.1}, "validation=-0.1: must be"),
-        ({"test_fraction": 0.0}, "test_fraction=0.0: must be"),
-        ({"test_fraction": 1.0}, "test_fraction=1.0: must be a number above 0 and below 1"),
-        ({"num_clients": 97}, r"num_clients=97: must be an integer in 1\.\.96"),
-        ({"name": "halves"}, "name='halves': must be one of domain, mixed, iid, dirichlet"),
-    ],
-)
-def test_split_errors(kwargs, words):
-    with pytest.raises(ValueError, match=words) as error:
-        split(make_dataset(), **kwargs)
-    assert "\n" not in str(error.value)
-
-
-def test_a_test_of_all_examples_is_told():
-    dataset = make_dataset()
-    dataset = dataset._replace(test=np.zeros_like(dataset.test))
-    with pytest.raises(ValueError, match=r"^test_fraction=0\.9999: leaves no examples to train on"):
-        split(dataset, test_fraction=0.9999)
-    with pytest.raises(
-        ValueError, match=r"^held_out=None: leaves .* as all are in the test split$"
-    ):
-        split(dataset._replace(test=np.ones_like(dataset.test)))
-
-
-@pytest.mark.parametrize(
-    ("partition", "words"),
-    [
-        (lambda rows, rng: [rows, rows[3:5]], "deals row 3 twice, must deal it once"),
-        (lambda rows, rng: [], "deals to no client, must deal to at least one"),
-        (lambda rows, rng: [rows, [110]], "deals row 110, which is not among those to deal"),
-        (lambda rows, rng: [rows, [120]], "deals row 120, which is not among those to deal"),
-        (lambda rows, rng: [rows, [-1]], "deals row -1, which is not among those to deal"),
-    ],
-)
-def test_a_partition_must_deal_what_it_is_given_and_once(partition, words):
-    with pytest.raises(ValueError, match=f"^partition: {words}$"):
-        split(make_dataset(num_test=20), partition=partition)
-
-
-@pytest.mark.parametrize(
-    ("partition", "words"),
-    [
-        (lambda rows, rng: [rows > 3], r"partition\[0\].*: must be integers"),
-        (lambda rows, rng: [rows[:5], rows[6:] * 1.0], r"partition\[1\].*: must be integers"),
-        (lambda rows, rng: [rows[:6].reshape(2, 3)], r"partition\[0\]=int64 \(2, 3\): must"),
-        (lambda rows, rng: [rows[0]], r"partition\[0\].*: must"),
-    ],
-)
-def test_a_client_has_a_list_of_rows(partition, words):
-    with pytest.raises(ValueError, match=f"^{words}"):
-        split(make_dataset(num_test=20), partition=partition)
-
-
-def test_a_client_without_rows_may_have_an_empty_list():
-    result = split(make_dataset(num_test=20), partition=lambda rows, rng: [rows[:7], []])
-    assert (result.train.size + result.valid.size).tolist() == [7, 0]
+@pytest.mark.parametrize("row", [3, 110, 120, -1])
+def test_a_partition_must_deal_what_it_is_given_and_once(row):
+    with pytest.raises(ValueError, match=f"partition: .* row {row}"):
+        split(make_dataset(num_test=20), partition=lambda rows, rng: [rows, [row]])
 
 
 def test_a_partition_need_not_deal_everything():
@@ -303,18 +211,6 @@ def test_a_partition_need_not_deal_everything():
     )
     assert (result.train.size + result.valid.size).tolist() == [7, 0, 11]
     assert result.train.order.shape == (120,)
-
-
-def test_a_domain_without_examples_cannot_be_held_out():
-    dataset = make_dataset()
-    dataset = dataset._replace(domains=(*dataset.domains, "empty"))
-    with pytest.raises(ValueError, match="held_out='empty': must be a domain with examples"):
-        split(dataset, held_out="empty")
-
-
-def test_the_only_domain_cannot_be_held_out():
-    with pytest.raises(ValueError, match="leaves no examples"):
-        split(make_dataset(num_domains=1), held_out="d0")
 
 
 def test_partitioner_passes_alpha_and_min_size():
@@ -374,23 +270,17 @@ def test_stack():
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        (
-            lambda d: d._replace(y=(d.y + 1) % 4),
-            r"^data.y\[0\]=1: must be the target in the data set, 0",
-        ),
-        (lambda d: d._replace(x=d.x[:, :1]), "^data: has examples of shapes .*, must be"),
-        (
-            lambda d: d._replace(x=d.x[:9], y=d.y[:9]),
-            r"^data: has 9 examples, .* the rows 0\.\.119$",
-        ),
+        lambda d: d._replace(y=(d.y + 1) % 4),
+        lambda d: d._replace(x=d.x[:, :1]),
+        lambda d: d._replace(x=d.x[:9], y=d.y[:9]),
     ],
 )
-def test_the_examples_of_another_data_set_are_refused(changes, words):
+def test_the_examples_of_another_data_set_are_refused(changes):
     dataset = make_dataset()
     deal = federation.partitioner("iid", dataset, 4)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match="data"):
         federation.split(dataset, data_of(changes(dataset)), deal, held_out=None, seed=0)
 
 
@@ -410,50 +300,6 @@ def test_targets_of_any_task_are_passed_on(name):
     assert split(labels, name).train.data.y.dtype == bool
     rows = all_rows(parts.train).size + all_rows(parts.valid).size
     assert rows == 100
-
-
-@pytest.mark.parametrize("name", federation.BY_CLASS)
-def test_a_partition_by_classes_needs_classes(name):
-    words = f"^name='{name}': needs data with classes, these have values$"
-    with pytest.raises(ValueError, match=words):
-        federation.partitioner(name, of_values(), 4)
-
-
-def test_an_imbalance_of_classes_needs_classes():
-    with pytest.raises(ValueError, match=r"holds values, must hold classes$"):
-        split(of_values(), imbalance=10.0)
-
-
-def test_other_values_are_refused():
-    dataset = of_values()
-    data = data_of(dataset._replace(y=dataset.y + np.float32([0, 1])))
-    deal = federation.partitioner("iid", dataset, 4)
-    words = r"^data.y\[0, 1\]=1.0: must be the target in the data set, 0.0$"
-    with pytest.raises(ValueError, match=words):
-        federation.split(dataset, data, deal, held_out=None, seed=0)
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, "0", None])
-def test_a_wrong_seed_is_refused(seed):
-    with pytest.raises(ValueError, match=r"^seed=.*: must be an integer of at least 0$"):
-        split(make_dataset(), seed=seed)
-
-
-def test_stack_errors():
-    with pytest.raises(ValueError, match=r"^splits=\[\]: must hold at least one$"):
-        federation.stack([])
-    dataset = make_dataset()
-    with pytest.raises(ValueError, match="share one `data`"):
-        federation.stack([split(dataset), split(dataset)])
-    data = data_of(dataset)
-    splits = [
-        federation.split(
-            dataset, data, federation.partitioner("iid", dataset, count), held_out=None, seed=0
-        )
-        for count in (2, 3)
-    ]
-    with pytest.raises(ValueError, match=r"one number of clients, not \[2, 3\]"):
-        federation.stack(splits)
 
 
 def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
@@ -148,61 +147,6 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
     assert (np.diff(colors.astype(int), axis=0) < 0).all()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (dict(darker="e"), "darker='e': must be one of a, b, c, d"),
-        (dict(lighter="7"), "lighter='7': must be one of a, b, c, d"),
-        (dict(lighter="d"), "lighter='d': must be another class than darker='d'"),
-        (
-            dict(colors=simpson.ramp(4)[::-1]),
-            r"colors\[1\]=.*: must be darker than the one before, \[",
-        ),
-        (dict(colors=simpson.ramp(4)[[0, 1, 1]]), r"colors\[2\]=.*: must be darker than"),
-        (dict(colors=simpson.ramp(4)[:1]), "colors=.*: must be two at least"),
-        (dict(colors=simpson.ramp(4) / 255), r"colors=.*: must be uint8 \[S, 3\]"),
-        (dict(colors=[[3, 2, 1]]), r"colors=.*: must be uint8 \[S, 3\]"),
-        (dict(shading="paradoxical"), "shading='paradoxical': must be one of paradox, random"),
-        (dict(seed=-1), "seed=-1: must be"),
-        (dict(clients=200), r"dataset: must hold an example for the test and for each of 200 cl"),
-        (dict(dataset=grey(num_test=120)), "dataset: must hold an example .* holds [0-9]+ and 0$"),
-        (dict(dataset=grey(num_test=0), test_fraction=1.0), "test_fraction=1.0: must be"),
-        (dict(dataset=made()), "dataset.x: must be grey images .*, is uint8 .* and int32"),
-    ],
-)
-def test_what_cannot_be_painted(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
-        made(**changes)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((1,), "steps=1: must be"),
-        ((3, [[256, 0, 0], [0, 0, 0]]), r"ends\[0, 0\]=256: must be in 0\.\.255"),
-        ((3, [[255, 0, 0]]), r"ends=.*: must be two colours, \[2, 3\]"),
-    ],
-)
-def test_what_is_no_ramp(arguments: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(UsageError, match=f"^{words}"):
-        simpson.ramp(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("x", "words"),
-    [
-        (Shaded(np.zeros((2, 3, 3, 1), np.uint8), np.array([0, 4])), r"step\[1\]=4: must be in 0"),
-        (Shaded(np.zeros((2, 3, 3, 1), np.uint8), np.array([0])), "step=.*: must have shape"),
-        (Shaded(np.zeros((1, 3, 3, 3), np.uint8), np.array([0])), "image=.*: must be grey"),
-        (Shaded(np.zeros((1, 3, 3, 1), np.float32), np.array([0])), "image=.*: must be uint8"),
-    ],
-)
-def test_what_cannot_be_shaded(x: Shaded, words: str) -> None:
-    with pytest.raises(UsageError, match=f"^{words}"):
-        simpson.shade(x, simpson.ramp(4))
-
-
 # the flags
 
 
@@ -228,30 +172,6 @@ def test_the_flags_reach_the_data() -> None:
     seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
     assert len(seeds.data.y) == 2 * len(plain.y)  # each seed draws its own
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (dict(darker="one"), "--darker=one: must be one of 0, 1"),
-        (dict(ramp=("ffffff",)), "--ramp=ffffff: must be the two ends of a range, or 6 colours"),
-        (dict(ramp=("ffffff", "red")), "--ramp=red: must be a colour, as rrggbb"),
-        (
-            dict(ramp=("000000", "ffffff")),
-            r"--ramp=000000,ffffff: of its 6 colours, colors\[1\]=\[51, 51, 51\]: must be darker "
-            r"than the one before, \[0, 0, 0\], with",
-        ),
-        (
-            dict(clients=400),
-            r"--ramp=fff0c8,664800: of its 401 colours, colors\[\d+\]=.*: must be darker",
-        ),
-        (dict(shading="no"), "--shading=no: unknown"),
-    ],
-)
-def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
-        drawn(**values)
-    assert "\n" not in str(error.value)
 
 
 def test_a_share_of_the_images_has_the_colours_of_the_paradox() -> None:

@@ -1,8 +1,5 @@
 """Data sets from every source, the cache of decoded images, and the errors of unfit ones."""
 
-import builtins
-import importlib
-import inspect
 import io
 import json
 import logging
@@ -17,10 +14,8 @@ import tensorflow_datasets as tfds
 from PIL import Image
 from tensorflow_datasets.core import registered
 
-import fedjax_inv.data
 import real_data
-from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, prepare, sources, tables
+from fedjax_inv.data import dsprites, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 CIFAR10 = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -67,15 +62,6 @@ def test_dsprites_are_rendered():
     assert dataset.x.shape == (30, 64, 64, 1)
 
 
-def test_num_images_is_for_dsprites(tmp_path):
-    assert "num_images=5: must be left out for data that are not" in error_of(
-        "digits", num_images=5
-    )
-    draw(tmp_path / "d" / "c" / "1.png", colours(0))
-    assert "num_images=5: must be left out" in error_of(tmp_path, num_images=5)
-    assert "num_images=0: must be an integer in 1..491520" in error_of("dsprites", num_images=0)
-
-
 @pytest.mark.parametrize(("name", "size"), [("digits", 1797), ("dsprites", 30)])
 def test_a_folder_of_the_same_name_does_not_hide_what_needs_no_file(
     name, size, tmp_path, monkeypatch
@@ -97,65 +83,7 @@ def test_an_unknown_name_is_answered_with_near_ones(tmp_path):
         assert "folder domain/class/image" in error_of(path, data_dir=str(tmp_path))
 
 
-def test_missing_data_are_answered_with_the_command_that_prepares_them(tmp_path):
-    command = f"`tfds build cifar100 --file_format=array_record --data_dir={tmp_path}`"
-    assert command in error_of("cifar100", data_dir=str(tmp_path))
-
-
-def test_image_size_is_for_folders():
-    assert "image_size=8: must be left out for data that are not" in error_of(
-        "digits", image_size=8
-    )
-
-
-@pytest.mark.parametrize("name", ["", 7, None])
-def test_a_name_is_a_string(name):
-    with pytest.raises(ValueError, match=f"name={name!r}: must be the name or the path"):
-        sources.load(name)
-
-
 # packages that the core does without
-
-
-def test_the_data_modules_import_numpy_and_jax_alone(monkeypatch):
-    names = ["dataset", "dsprites", "environments", "partitions", "sources"]
-    modules = [f"fedjax_inv.data.{name}" for name in names]
-    for name, module in zip(names, modules, strict=True):  # imported anew, and set back after
-        monkeypatch.setattr(fedjax_inv.data, name, importlib.import_module(module), raising=False)
-        monkeypatch.delitem(sys.modules, module)
-    packages, original = set(), builtins.__import__
-
-    def spy(name, globals=None, *rest):
-        if globals and str(globals.get("__name__")).startswith("fedjax_inv.data"):
-            packages.add(name.split(".")[0])
-        return original(name, globals, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", spy)
-    for module in modules:
-        importlib.import_module(module)
-    assert packages - sys.stdlib_module_names == {"fedjax_inv", "jax", "numpy"}
-
-
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [
-        ("sklearn", "digits"),
-        ("PIL", "{folder}/images"),
-        ("tensorflow_datasets", "mnsit"),
-    ],
-)
-def test_a_missing_package_is_answered_with_how_to_install_it(package, name, tmp_path, monkeypatch):
-    draw(tmp_path / "images" / "domain" / "class" / "1.png", colours(0))
-    parts = [name for name in sys.modules if name.startswith(f"{package}.")]
-    for module in (package, *parts):
-        monkeypatch.setitem(sys.modules, module, None)
-    sources._read_digits.cache_clear()
-    with pytest.raises(ImportError, match=r"pip install 'fedjax_inv\[experiments\]'") as error:
-        sources.load(name.format(folder=tmp_path), data_dir=str(tmp_path))
-    assert package in str(error.value)
-    assert "\n" not in str(error.value)
-    is_unknown = str(error.value).startswith("name=mnsit: is no file, no folder and no built-in")
-    assert is_unknown == (package == "tensorflow_datasets")
 
 
 # what fits together
@@ -183,61 +111,6 @@ def test_a_data_set_that_fits_is_silent():
         values = GOOD_SET._replace(y=y, classes=tuple(classes))
         check_dataset(values, "values")
         assert values.task == "values"
-
-
-def test_a_data_set_of_another_task_is_refused():
-    words = r"dataset.y=bool \(4, 3\): holds labels, must hold classes"
-    with pytest.raises(ValueError, match=words):
-        check_dataset(GOOD_SET._replace(y=np.ones((4, 3), bool)), "classes")
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"y": np.array([0, 1, 3, 1])}, r"dataset.y\[2\]=3: must be in 0\.\.2"),
-        ({"y": np.array([0, 1, 2, -1])}, r"dataset.y\[3\]=-1: must be in 0\.\.2"),
-        ({"y": np.zeros(4)}, r"dataset.y=float64 \(4,\): must be integers"),
-        ({"y": np.zeros((4, 3))}, r"dataset.y=float64 \(4, 3\): must be .* or float32 \[M, 3\]"),
-        ({"y": np.zeros((4, 2), np.float32)}, r"dataset.y=float32 \(4, 2\): must be .*\[M, 3\]"),
-        ({"y": np.zeros(4, np.float32)}, r"dataset.y=float32 \(4,\): must be .* float32 \[M, 3\]"),
-        ({"y": np.zeros(4, bool)}, r"dataset.y=bool \(4,\): must be .* bool \[M, 3\]"),
-        ({"y": np.full((4, 3), np.nan, np.float32)}, "dataset.y=float32 .*: must be finite"),
-        ({"y": np.zeros((4, 1), int)}, r"dataset.y=int64 \(4, 1\): must be integers with ndim=1"),
-        ({"y": np.zeros(0, int)}, r"dataset.y=int64 \(0,\): must hold at least one"),
-        ({"y": np.array([0, 1, 2])}, r"dataset.domain=int32 \(4,\): must be integers \[3\]"),
-        ({"domain": np.array([0, 0, 1, 2])}, r"dataset.domain\[3\]=2: must be in 0\.\.1"),
-        ({"domain": np.array([0, 0, -1, 1])}, r"dataset.domain\[2\]=-1: must be in 0\.\.1"),
-        ({"domain": np.array([0, np.nan, 0, 1])}, r"dataset.domain=float64 \(4,\): must be int"),
-        ({"domain": np.zeros(5, int)}, r"dataset.domain=int64 \(5,\): must be integers \[4\]"),
-        ({"test": np.zeros(3, bool)}, r"dataset.test=bool \(3,\): must be bool \[4\]"),
-        ({"test": np.zeros(4, int)}, r"dataset.test=int64 \(4,\): must be bool \[4\]"),
-        ({"x": GOOD_SET.x[:3]}, r"dataset.x=uint8 \(3, 2, 2, 1\): must be numbers \[4, \.\.\.\]"),
-        ({"x": (GOOD_SET.x, np.zeros(5))}, r"dataset.x\[1\]=float64 \(5,\): must be numbers \[4"),
-        ({"x": np.zeros((4, 0))}, r"dataset.x=float64 \(4, 0\): must be .* without an empty axis"),
-        ({"x": np.full((4, 2), "a")}, r"dataset.x=<U1 \(4, 2\): must be numbers"),
-        ({"x": np.float32(1)}, r"dataset.x=1\.0: must be numbers"),
-        ({"x": ()}, r"dataset.x=\(\): must hold an array \[4"),
-        ({"classes": ()}, r"dataset.classes=\(\): must be different names, at least one"),
-        ({"classes": ("a", "b", "a")}, r"dataset.classes=\('a', 'b', 'a'\): must be different"),
-        ({"domains": ("d", "d")}, r"dataset.domains=\('d', 'd'\): must be different"),
-        ({"user": np.zeros(2, int)}, r"dataset.user=int64 \(2,\): must be integers \[4\]"),
-        ({"user": np.array([0, -1, 0, 0])}, r"dataset.user\[1\]=-1: must be at least 0"),
-        (
-            {"words": ("", "a"), "x": np.array([[0], [2], [1], [1]])},
-            r"dataset.x\[1, 0\]=2: must be in 0..1",
-        ),
-        (
-            {"x": np.array([[1.0], [np.nan], [0], [0]])},
-            "dataset.x=float64 .*: must be finite in float32$",
-        ),
-        ({"x": {"a": np.full((4, 1), np.inf)}}, r"dataset.x\['a'\]=float64 .*: must be finite"),
-        ({"words": ("", "a"), "x": np.zeros((4, 2))}, "dataset.x=float64 .* must be integers"),
-    ],
-)
-def test_a_data_set_that_does_not_fit(changes, words):
-    with pytest.raises(ValueError, match=words) as error:
-        check_dataset(GOOD_SET._replace(**changes))
-    assert "\n" not in str(error.value)
 
 
 # TFDS
@@ -348,26 +221,6 @@ def test_a_tfds_data_set_is_decoded(tiny):
     assert dataset.domains == ("all",)
 
 
-def test_a_tfds_data_set_with_users_is_converted(tiny, tmp_path, capsys):
-    to, flags = tmp_path / "to", [f"--data_dir={tiny}", "--user=coarse_label"]
-    prepare.main(["cifar100", f"--to={to}", *flags])
-    plain, dataset = sources.load("cifar100", data_dir=str(tiny)), sources.load(str(to))
-    assert dataset.classes == plain.classes
-    assert dataset.test.tolist() == [False] * 3 + [True] * 2
-    assert dataset.user.tolist() == [0, 1, 2, 3, 4]
-    # The users are the coarse labels 0, 1, ...; example i has the label 10 i.
-    assert dataset.y.tolist() == [0, 10, 20, 30, 40]
-    np.testing.assert_array_equal(dataset.x, plain.x[np.argsort(plain.y)])
-    capsys.readouterr()
-    for arguments, message in (
-        (flags[:1], "--user: must name the feature of cifar100"),
-        ([*flags[:1], "--user=writer"], "--user='writer': must be one of the features coarse_lab"),
-    ):
-        with pytest.raises(SystemExit, match="2"):
-            prepare.main(["cifar100", f"--to={tmp_path / 'other'}", *arguments])
-        assert message in capsys.readouterr().err
-
-
 def test_the_second_load_reads_the_cache_without_tfds(tiny, monkeypatch):
     first = sources.load("cifar100", data_dir=str(tiny))
     for records in version_folder(tiny).glob("*.array_record*"):
@@ -376,36 +229,23 @@ def test_the_second_load_reads_the_cache_without_tfds(tiny, monkeypatch):
     assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
 
 
-@pytest.mark.parametrize(
-    "damage", ["truncated", "flipped", "empty", "array missing", "labels missing"]
-)
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "labels missing"])
 def test_a_damaged_cache_is_built_again(tiny, damage, caplog):
     first = sources.load("cifar100", data_dir=str(tiny))
     cache = version_folder(tiny) / "fedjax_inv.npz"
     whole = cache.read_bytes()
-    if damage == "array missing":
-        np.savez(cache, x=first.x)
-    elif damage == "labels missing":
+    if damage == "labels missing":
         np.savez(cache, x=first.x, y=first.y[:3], classes=first.classes, test=first.test)
     else:
         half = len(whole) // 2
         flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
-        cache.write_bytes({"truncated": whole[:half], "flipped": flipped, "empty": b""}[damage])
+        cache.write_bytes({"truncated": whole[:half], "flipped": flipped}[damage])
     with caplog.at_level(logging.WARNING, "fedjax_inv"):
         assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
     assert [record.name for record in caplog.records] == ["fedjax_inv"]
     assert str(cache) in caplog.text
     with np.load(cache) as arrays:
         np.testing.assert_array_equal(arrays["x"], first.x)
-
-
-def test_where_no_cache_can_be_written_there_is_a_warning(tiny):
-    # A folder in its place cannot be replaced, by root neither.
-    (version_folder(tiny) / "fedjax_inv.npz" / "in the way").mkdir(parents=True)
-    with pytest.warns(UserWarning, match="not cached"):
-        dataset = sources.load("cifar100", data_dir=str(tiny))
-    assert len(dataset.y) == 5
-    assert not list(version_folder(tiny).glob("fedjax_inv.npz.*"))  # nothing half written is left
 
 
 def test_the_highest_prepared_version_is_read_unless_one_is_named(tiny):
@@ -429,25 +269,9 @@ def test_a_configuration_is_named(tiny):
     assert len(sources.load("emnist/letters", data_dir=str(tiny)).y) == 5
 
 
-def test_a_folder_of_the_same_name_does_not_hide_a_prepared_data_set(tiny, tmp_path, monkeypatch):
-    (tmp_path / "cifar100").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert len(sources.load("cifar100", data_dir=str(tiny)).y) == 5
-    assert "must hold images" in error_of("./cifar100", data_dir=str(tiny))
-
-
 def test_data_dir_defaults_to_the_environment(tiny, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tiny))
     assert len(sources.load("cifar100").y) == 5
-
-
-def test_records_that_cannot_be_read_at_random_are_an_error(tiny):
-    info = version_folder(tiny) / "dataset_info.json"
-    fields = json.loads(info.read_text()) | {"fileFormat": "tfrecord"}
-    info.write_text(json.dumps(fields))
-    for records in info.parent.glob("*array_record*"):
-        records.rename(str(records).replace("array_record", "tfrecord"))
-    assert "array_record" in error_of("cifar100", data_dir=str(tiny))
 
 
 @pytest.mark.parametrize("form", ["proto", "nested", "legacy"])
@@ -470,49 +294,6 @@ def test_a_data_set_imports_no_class_of_its_own(form, tiny, tmp_path, monkeypatc
     message = error_of("cifar100", data_dir=str(tiny))
     assert f"must have features of TFDS alone, {path} names the class planted.Image" in message
     assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-    "features",
-    [
-        {"image": tfds.features.Image(shape=(2, 2, 1))},
-        {
-            "image": tfds.features.Image(shape=(None, None, 1)),
-            "label": tfds.features.ClassLabel(num_classes=3),
-        },
-        {
-            "image": tfds.features.Tensor(shape=(2, 2, 1), dtype=np.uint8),
-            "label": tfds.features.ClassLabel(num_classes=3),
-        },
-        {"text": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=3)},
-    ],
-)
-def test_features_other_than_image_and_label_are_an_error(tmp_path, features):
-    values = {"image": png(np.zeros((2, 2), np.uint8)), "label": 1, "text": "one"}
-    example = {key: values[key] for key in features}
-    if isinstance(features.get("image"), tfds.features.Tensor):
-        example["image"] = np.zeros((2, 2, 1), np.uint8)
-    with registered.skip_registration():
-
-        class Odd(tfds.core.GeneratorBasedBuilder):
-            VERSION = tfds.core.Version("1.0.0")
-
-            def _info(self):
-                features_dict = tfds.features.FeaturesDict(features)
-                return self.dataset_info_from_configs(features=features_dict)
-
-            def _split_generators(self, dl_manager):
-                return {"train": iter([(0, example)])}
-
-            def _generate_examples(self):
-                raise NotImplementedError
-
-    Odd.name, Odd.pkg_dir_path = "odd", tmp_path
-    Odd(data_dir=str(tmp_path), file_format="array_record").download_and_prepare(
-        download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-    )
-    message = error_of("odd", data_dir=str(tmp_path))
-    assert ", ".join(sorted(features)) in message
 
 
 # .npz
@@ -604,13 +385,6 @@ def test_npz_that_may_mean_something_else_is_told(tmp_path):
         sources.load(str(save(tmp_path, x=np.zeros((3, 2)), y=y / 1)))
 
 
-@pytest.mark.parametrize("name", ["t.CSV", "t.tsv", "t.csv.gz"])
-def test_a_file_of_another_suffix_is_told(name, tmp_path):
-    (tmp_path / name).write_text("x,target\n1,2\n")
-    text = "must be a data set, a file that ends in .npz, .json, .csv, .parquet in small letters"
-    assert text in error_of(tmp_path / name)
-
-
 def test_npz_grey_images_get_a_channel(tmp_path):
     path = save(tmp_path, x=np.ones((2, 3, 4), np.uint8), y=np.arange(2))
     assert sources.load(str(path)).x.shape == (2, 3, 4, 1)
@@ -620,60 +394,32 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
 
 
 @pytest.mark.parametrize(
-    ("arrays", "words"),
+    "arrays",
     [
-        ({"y": GOOD["y"]}, "must hold arrays x [M, ...] and y [M], it has no x"),
-        ({"x": GOOD["x"]}, "it has no y"),
-        (GOOD | {"x": np.array([[1, 2], [3, np.nan], [5, 6]])}, "x must be finite"),
-        (GOOD | {"x": np.array([[1, 2], [3, np.inf], [5, 6]])}, "x must be finite"),
-        (GOOD | {"x": np.full((3, 2), 1e300)}, "x must be finite"),
-        (GOOD | {"x": np.ones((4, 2))}, "x and y must be of one length, they have 4 and 3"),
-        (GOOD | {"x": np.ones(3)}, "x must be numbers [3, ...]"),
-        (GOOD | {"x": np.ones(())}, "x must be numbers [3, ...]"),
-        (GOOD | {"x": np.full((3, 2), "a")}, "x must be numbers [3, ...]"),
-        (GOOD | {"y": np.array([0.0, 1.0, np.nan])}, "y must be finite in float32"),
-        (GOOD | {"y": np.array([0.0, 1.0, 1e300])}, "y must be finite in float32"),
-        (GOOD | {"y": np.zeros((3, 2, 1))}, "floating [M] or [M, K] (values), it is float64 (3, 2"),
-        (GOOD | {"y": np.zeros(3, bool)}, "bool [M, K] (labels), or floating"),
-        (GOOD | {"y": np.array(["a", "b", "c"])}, "y must be integers [M]"),
-        (GOOD | {"y": np.array(["a", "b", "c"])}, "(3,); for texts: np.unique(y, return_inverse=T"),
-        (GOOD | {"y": np.array([[0, 1, 2]])}, "y must be integers [M]"),
-        (GOOD | {"y": np.array(3)}, "y must be integers [M]"),
-        (GOOD | {"y": np.array([0, -1, 2])}, "y must be at least 0, its smallest is -1"),
-        (GOOD | {"x": np.ones((3, 0))}, "dataset.x=float32 (3, 0): must be numbers [3, ...]"),
-        ({"x": np.ones((0, 2)), "y": np.arange(0)}, "must hold at least one example"),
-        (GOOD | {"domain": np.arange(2)}, "domain must be integers or strings [3]"),
-        (GOOD | {"domain": np.ones(3)}, "domain must be integers or strings [3]"),
-        (GOOD | {"client": np.arange(2)}, "client must be integers or strings [3]"),
-        (GOOD | {"client": np.ones(3)}, "client must be integers or strings [3]"),
-        (GOOD | {"test": np.ones(2, bool)}, "test must be bool [3]"),
-        (GOOD | {"test": np.ones(3)}, "test must be bool [3]"),
-        (GOOD | {"x": np.array([None] * 3)}, "plain arrays, x is of Python objects; save texts"),
-        (GOOD | {"y": np.array([None] * 3)}, "objects; save texts as np.unique(y, return_inve"),
-        (GOOD | {"domain": np.array([None] * 3)}, "objects; save texts as np.array(domain, str)"),
+        {"x": GOOD["x"]},
+        GOOD | {"x": np.array([[1, 2], [3, np.nan], [5, 6]])},
+        GOOD | {"x": np.full((3, 2), 1e300)},
+        GOOD | {"x": np.ones((4, 2))},
+        GOOD | {"x": np.full((3, 2), "a")},
+        GOOD | {"y": np.array([0.0, 1.0, np.nan])},
+        GOOD | {"y": np.zeros((3, 2, 1))},
+        GOOD | {"y": np.array(["a", "b", "c"])},
+        GOOD | {"y": np.array([0, -1, 2])},
+        GOOD | {"domain": np.ones(3)},
+        GOOD | {"client": np.arange(2)},
+        GOOD | {"test": np.ones(3)},
+        GOOD | {"domain": np.array([None] * 3)},
     ],
 )
-def test_npz_errors(tmp_path, arrays, words):
+def test_npz_that_does_not_fit_is_named(tmp_path, arrays):
     path = save(tmp_path, **arrays)
-    message = error_of(path)
-    assert words in message
-    assert str(path) in message
+    assert str(path) in error_of(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut"])
-def test_a_file_that_is_no_npz(tmp_path, content):
+def test_a_file_that_is_no_npz_is_named(tmp_path, content):
     (tmp_path / "data.npz").write_bytes(content)
-    assert "must be an .npz file" in error_of(tmp_path / "data.npz")
-
-
-def test_an_npy_that_is_called_npz(tmp_path):
-    with open(tmp_path / "data.npz", "wb") as file:
-        np.save(file, np.ones(3))
-    assert "must be an .npz file" in error_of(tmp_path / "data.npz")
-
-
-def test_a_missing_npz(tmp_path):
-    assert "must be a file, there is none" in error_of(tmp_path / "data.npz")
+    assert "data.npz" in error_of(tmp_path / "data.npz")
 
 
 # folders of images
@@ -737,16 +483,6 @@ def test_a_file_that_is_no_image_is_named(tmp_path, content):
     assert str(path) in error_of(tmp_path)
 
 
-def test_unfit_image_folders(tmp_path):
-    assert "must hold images in folders domain/class/" in error_of(tmp_path)
-    draw(tmp_path / "class" / "1.png", colours(0))
-    assert "must hold images in folders domain/class/" in error_of(tmp_path)
-    draw(tmp_path / "domain" / "class" / "1.png", colours(0))
-    for image_size in (0, 6.5, True):
-        words = f"image_size={image_size}: must be an integer of at least 1 pixel"
-        assert words in error_of(tmp_path, image_size=image_size)
-
-
 @pytest.mark.parametrize(("dtype", "mode"), [(np.uint16, "I;16"), (np.float32, "F")])
 def test_images_of_more_than_8_bits_are_not_clipped(tmp_path, dtype, mode):
     draw(tmp_path / "d" / "c" / "1.png", colours(0)[..., 0])
@@ -788,64 +524,3 @@ def test_tiny_imagenet(tmp_path):
     assert dataset.y.tolist() == [0, 0, 1, 1, 0, 1, 0]
     assert dataset.test.tolist() == [False] * 4 + [True] * 3
     assert sources.load(str(tmp_path), image_size=3).x.shape == (7, 3, 3, 3)
-
-
-def test_tiny_imagenet_with_a_fault(tmp_path):
-    tiny_imagenet(tmp_path)
-    annotations = tmp_path / "val" / "val_annotations.txt"
-    for line in ("val_0.png n1", "val_0.png\tn3", "val_0.png\t"):
-        annotations.write_text(f"val_1.png\tn1\n{line}\n")
-        told = error_of(tmp_path)
-        assert "line 2 must be of an image and a class of train, with a tab between" in told
-        assert repr(line) in told
-    annotations.write_text("val_9.png\tn1\n")
-    assert "val_9.png: must be an image that can be decoded" in error_of(tmp_path)
-    shutil.rmtree(tmp_path / "train")
-    (tmp_path / "train").mkdir()
-    assert "must hold images in folders train/class/images" in error_of(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "wrong"),
-    [
-        (dict(name=""), "name"),
-        (dict(name="mnsit"), "name"),
-        (dict(name="mnist", data_dir="nowhere"), "name"),
-        (dict(name="nowhere.npz"), "name"),
-        (dict(name="nowhere.csv", roles=tables.Roles(target=("y",))), "name"),
-        (dict(name="nowhere/images", image_size=3), "name"),
-        (dict(name="{tmp}"), "name"),
-        (dict(name="{tmp}/bad.npz"), "name"),
-        (dict(name="{tmp}/bad.csv"), "name"),
-        (dict(name="{tmp}/bad.json"), "name"),
-        (dict(name="digits", image_size=3), "image_size"),
-        (dict(name="digits", num_images=3), "num_images"),
-        (dict(name="digits", vocabulary=3), "vocabulary"),
-        (dict(name="dsprites", num_images=0), "num_images"),
-        (dict(name="{tmp}/good.csv", vocabulary=2), "vocabulary"),
-        (dict(name="{tmp}/good.csv", text_length=0), "text_length"),
-    ],
-)
-def test_errors_name_the_argument_and_its_value(arguments, wrong, tmp_path):
-    """A binary shows them as flags."""
-    for bad in ("bad.npz", "bad.csv", "bad.json"):
-        (tmp_path / bad).write_text("bad")
-    tweets = (f"{4 * (i % 2)},{i},d,q,u,a b" for i in range(20))
-    (tmp_path / "good.csv").write_text("\n".join(tweets))
-    arguments["name"] = arguments["name"].format(tmp=tmp_path)
-    with pytest.raises(UsageError) as caught:
-        sources.load(**arguments)
-    error = caught.value
-    assert error.argument == wrong in inspect.signature(sources.load).parameters
-    assert error.value == arguments[wrong]
-    assert error.line(lambda name, value: f"--{name}").startswith(f"--{wrong}: ")
-
-
-def test_a_wrong_file_is_named_by_its_path(tmp_path):
-    file = tmp_path / "domain" / "class" / "image.png"
-    file.parent.mkdir(parents=True)
-    file.write_text("bad")
-    with pytest.raises(UsageError) as caught:
-        sources.load(str(tmp_path))
-    assert caught.value.argument == str(file)
-    assert caught.value.value is ...

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation, sources, stains
+from fedjax_inv.data import sources, stains
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
 from fedjax_inv_experiments.experiment import config
@@ -218,35 +217,6 @@ def test_everything_follows_the_seed(name: str) -> None:
     assert (first.domain != other.domain).any()
 
 
-@pytest.mark.parametrize(
-    ("after", "held_out", "num_clients"),
-    [
-        (stains.combinations(grey(400), seed=0), "9", 13),
-        (stains.combinations(grey(400), seed=0), "4", 50),
-        (stains.stained(grey(400, num_test=60), agreements=[0.8] * 5, seed=0), "test", 5),
-        (stains.stained(grey(400), domain_size=30, agreements=[0.8] * 3, seed=0), "test", 7),
-    ],
-)
-def test_clients_hold_different_examples_of_one_domain(
-    after: Dataset, held_out: str, num_clients: int
-) -> None:
-    data = federation.examples(after.x, after.y)
-    deal = federation.partitioner("domain", after, num_clients)
-    split = federation.split(after, data, deal, held_out=held_out, seed=0)
-    (test,) = federation.parts_of(split.test)
-    np.testing.assert_array_equal(
-        np.sort(test), np.flatnonzero(after.domain == after.domains.index(held_out))
-    )
-    parts = list(
-        zip(federation.parts_of(split.train), federation.parts_of(split.valid), strict=True)
-    )
-    assert len(parts) == num_clients
-    every = np.concatenate([*(np.concatenate(part) for part in parts), test])
-    np.testing.assert_array_equal(np.sort(every), np.arange(len(after.y)))
-    for domain, part in zip(split.domain, parts, strict=True):
-        assert (after.domain[np.concatenate(part)] == domain).all()
-
-
 # what a network sees
 
 
@@ -318,84 +288,6 @@ def test_digits_are_less_than_half_of_their_images() -> None:
 # errors
 
 
-GREY = np.zeros((2, 4, 6, 1), np.uint8)
-OF = np.array([0, 1])
-
-
-@pytest.mark.parametrize(
-    ("x", "words"),
-    [
-        (stains.Stained(GREY, np.array([0, 11]), OF), r"stroke\[1\]=11: must be in 0\.\.10"),
-        (stains.Stained(GREY, OF, np.array([-1, 0])), r"ground\[0\]=-1: must be in 0\.\.10"),
-        (stains.Stained(GREY, OF, OF[:1]), r"ground=int64 \(1,\): must have shape \(2,\)"),
-        (stains.Stained(GREY / 255, OF, OF), r"image=float64 .*: must be uint8"),
-        (stains.Stained(GREY.repeat(3, -1), OF, OF), r"\(2, 4, 6, 3\): must be grey"),
-    ],
-)
-def test_what_cannot_be_tinted(x: stains.Stained, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        stains.tint(x)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (dict(stain="ground"), "stain='ground': must be one of foreground, background, both"),
-        (dict(colors=1), r"colors=1: must be an integer in 2\.\.10"),
-        (dict(colors=11), r"colors=11: must be an integer in 2\.\.10: there are 10 colours"),
-        (dict(seed=-1), "seed=-1: must be an integer of at least 0"),
-    ],
-)
-@pytest.mark.parametrize("name", ["combinations", "stained"])
-def test_errors_of_both(name: str, wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
-        getattr(stains, name)(grey(), **{"seed": 0, **wrong})
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["combinations", "stained"])
-def test_unfit_data(name: str) -> None:
-    make = getattr(stains, name)
-    with pytest.raises(UsageError, match=r"colors=10: must be an integer in 2\.\.4.* 4 classes"):
-        make(grey(num_classes=4), seed=0)
-    with pytest.raises(UsageError, match=r"dataset.classes=\('a',\): must be at least two"):
-        make(grey(num_classes=1), seed=0)
-    with pytest.raises(UsageError, match=r"dataset.x: must be grey images .*, is uint8 "):
-        make(grey()._replace(x=np.zeros((120, 2, 2, 3), np.uint8)), seed=0)
-    with pytest.raises(UsageError, match=r"dataset.x: must be grey images .*, is uint8 "):
-        make(make(grey(), seed=0), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        (dict(agreements=()), r"agreements=\(\): must be a list of numbers, at least one"),
-        (dict(agreements=(0.5, 1.1)), r"agreements\[1\]=1.1: must be a number between 0 and 1"),
-        (dict(test_agreement=-1), "test_agreement=-1: must be a number between 0 and 1"),
-        (dict(test_rule="same"), "test_rule='same': must be one of reversed, shifted"),
-        (dict(colors=5), "colors=5: must be even for test_rule='reversed'"),
-        (dict(label_noise=2), "label_noise=2: must be a number between 0 and 1"),
-        (dict(test_fraction=1.0), "test_fraction=1.0: must be a number above 0 and below 1"),
-        (dict(domain_size=51), r"domain_size=51: must be an integer in 1\.\.50, as 100 examples"),
-        (dict(domain_size=0), "domain_size=0: must be an integer in"),
-        (dict(agreements=[0.5] * 101), "each of 101 training domains, but holds 20 and 100"),
-    ],
-)
-def test_errors_of_stained(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
-        stains.stained(grey(), **{"seed": 0, **wrong})
-    assert "\n" not in str(error.value)
-
-
-def test_too_few_examples() -> None:
-    with pytest.raises(UsageError, match="colors=10: must be at most 9, one for each example"):
-        stains.combinations(grey(9, num_test=1), seed=0)
-    with pytest.raises(UsageError, match="but holds 2 and 0"):
-        stains.stained(grey(2, num_test=2), seed=0)
-    with pytest.raises(UsageError, match="but holds 0 and 2"):
-        stains.stained(grey(2, num_test=0), test_fraction=0.2, seed=0)
-
-
 # the flags
 
 
@@ -445,44 +337,3 @@ def test_the_flags_reach_the_data() -> None:
     fixed = drawn(environment="combinations", stain="both", colors=3)
     assert fixed.domains == ("0", "1", "2")
     np.testing.assert_array_equal(fixed.x.ground, (fixed.y + fixed.domain + 1) % 3)
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (dict(domain_size=600), r"--domain_size=600: must be an integer in 1\.\.287"),
-        (dict(training_domains=2000), "--training_domains=2000: must be an integer in 1..1796"),
-        (dict(colors=12), "--colors=12: must be an integer in"),
-        (dict(agreements=(0.1, 0.2, 0.3)), "--agreements=0.1,0.2,0.3: must be one number, the"),
-        (dict(agreements=(0.1, 0.2), training_domains=1), "for each of --training_domains=1"),
-        (dict(agreements=(1.5,)), "--agreements=1.5: must be between 0 and 1"),
-        (dict(mislabelled=-0.1), "--mislabelled=-0.1: must be between 0 and 1"),
-        (dict(stain="all"), "--stain=all: unknown"),
-        (dict(test_rule="revesed"), "--test_rule=revesed: unknown; did you mean reversed"),
-    ],
-)
-def test_flags_that_do_not_fit(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as error:
-        drawn(**{"environment": "stained", **values})
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (([0, 1], 0), "^colors=0: must be an integer of at least 1$"),
-        (([0, 1], -2), "^colors=-2: must be an integer of at least 1$"),
-        (([0, 1], 2.5), "^colors=2.5: must be an integer of at least 1$"),
-        (([0.5, 1], 2), "^y=float64 .*: must be integers"),
-        (([0, -1], 2), r"^y\[1\]=-1: must be at least 0$"),
-        (([0, 1], 2, 0.5), "^shift=0.5: must be integers$"),
-        (
-            ([0, 1], 2, np.arange(3)),
-            r"^shift=int64 \(3,\): must be one integer or of shape \(2,\)$",
-        ),
-    ],
-)
-def test_a_rule_of_wrong_numbers_is_refused(arguments, words):
-    y, *rest = arguments
-    with pytest.raises(ValueError, match=words):
-        stains.rule(np.array(y), *rest)

@@ -16,7 +16,7 @@ import slow
 from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import leaf, sources, text
+from fedjax_inv.data import sources, text
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
 from fedjax_inv_experiments.experiment import assemble, config
@@ -132,53 +132,6 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     assert {"naïve", "café", "yes"} <= set(dataset.words)
 
 
-ONE = ["4", "1", "Mon", "NO_QUERY", "u", "fine"]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "must hold at least one example"),
-        ([ONE, ONE[:5]], "must hold the columns label, .* row 2 has 5 columns and starts with '4'"),
-        ([["target", "id", "date", "flag", "user", "text"]], "row 1 .* starts with 'target'"),
-        ([ONE, ["2", *ONE[1:]]], "labels 0 or 4; row 2 has 6 columns and starts with '2'"),
-        ([ONE, ONE], "must hold tweets of several ids"),
-    ],
-)
-def test_other_files_are_told(rows: list[list[str]], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message) as error:
-        sources.load(str(written(tmp_path / "some.csv", rows)))
-    assert "\n" not in str(error.value)
-
-
-def test_settings_of_texts(tmp_path: Path) -> None:
-    path = str(written(tmp_path / "some.csv", tweets(20)))
-    for name, value in (("vocabulary", 2), ("text_length", 0)):
-        with pytest.raises(ValueError, match=f"{name}={value}: must be an integer of at least"):
-            sources.load(path, **{name: value})
-        with pytest.raises(
-            ValueError, match=f"{name}=7: must be left out for data that are not texts"
-        ):
-            sources.load("digits", **{name: 7})
-    with pytest.raises(ValueError, match=r"other\.csv': must be a file, there is none"):
-        sources.load(str(tmp_path / "other.csv"))
-
-
-def test_errors_name_the_function_s_own_argument(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^size=2: must be an integer of at least 3"):
-        text.vocabulary([["a"]], 2)
-    with pytest.raises(UsageError, match=r"^length=0: must be an integer"):
-        text.encode([["a"]], text.SPECIAL, 0)
-    path = written(tmp_path / "some.csv", [ONE[:5]])
-    with pytest.raises(UsageError, match=r"^vocabulary_size=2: must be"):
-        text.sentiment140(path, 2, 5)
-    with pytest.raises(UsageError, match=r"^path='.*some.csv': must hold the columns"):
-        text.sentiment140(path, 3, 5)
-    (tmp_path / "0.json").write_text("[]")
-    with pytest.raises(UsageError, match=r"^found='.*0.json': must be LEAF's json"):
-        leaf.femnist([(tmp_path / "0.json", False)])
-
-
 # The binaries.
 
 
@@ -217,28 +170,6 @@ def test_whole_users_are_dealt(path: Path) -> None:
     pairs = zip(parts_of(split.train), parts_of(split.valid), strict=True)
     held = [set(user[np.concatenate(pair)]) for pair in pairs]
     assert sum(map(len, held)) == len(set.union(*held)) == 7
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(model="cnn"), "^--model=cnn: is not for texts, which the data are"),
-        (dict(model="mlp"), "^--model=mlp: is not for texts"),
-        (
-            dict(dataset="digits", partition="iid"),
-            "^--model=lstm: is for texts, which the data are not",
-        ),
-        (dict(dataset="digits", model="mlp"), "^--partition=user: .*needs data with users"),
-        (dict(clients=8), "^--clients=8: .* in 1..7, the number of users"),
-        (dict(vocabulary=2), "^--vocabulary=2: must be an integer of at least 3"),
-        (dict(environment="rotated"), "^--environment=rotated: .*must be"),
-        (dict(augment=True), "^--augment=true: must be false, .* no RGB images"),
-    ],
-)
-def test_what_does_not_fit_texts_is_told(changes: dict[str, Any], message: str, path: Path) -> None:
-    with pytest.raises(UsageError, match=message) as error:
-        assemble.assemble(config.of(**flags(path, **changes)))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("factory", [fedmix.fedmix, fedcfa.fedcfa])

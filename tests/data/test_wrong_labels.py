@@ -170,25 +170,6 @@ def test_the_other_class_is_drawn_uniformly():
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"splits": []}, r"splits=\[\]: must hold at least one"),
-        ({"share": 1.5}, "share=1.5: must be a number between 0 and 1"),
-        ({"part": 0}, "part=0: must be a number above 0 and at most 1"),
-        ({"part": 0.05}, "part=0.05: is none of 6 clients, must be at least one"),
-        ({"seeds": [0, 1]}, r"seeds=\[0, 1\]: must be 1, one for each split"),
-        ({"seeds": [-1]}, r"seeds\[0\]=-1: must be an integer of at least 0"),
-        ({"num_classes": 1}, "num_classes=1: must be an integer of at least 2"),
-        ({"num_classes": 3}, r"labels\[\d+\]=3: must be in 0..2"),
-    ],
-)
-def test_errors(change, words):
-    arguments = dict(splits=PLAIN[:1], num_classes=K, share=0.3, part=0.5, seeds=[0]) | change
-    with pytest.raises(UsageError, match=words):
-        wrong_labels.at_clients(**arguments)
-
-
 def test_test_shards_count_right_labels():
     """A client's test examples have the right classes of its training examples."""
 
@@ -212,12 +193,3 @@ def test_splits_whose_federations_have_other_orders_are_refused():
     other = of._replace(test=of.test._replace(order=of.test.order[::-1]))
     with pytest.raises(UsageError, match=r"^splits: must have one `order` for train, valid and"):
         mislabelled([other], [0])
-
-
-def test_splits_of_other_data_are_refused():
-    dataset = DRAWS[0]
-    partition = federation.partitioner("iid", dataset, C)
-    data = federation.examples(dataset.x, dataset.y)
-    other = federation.split(dataset, data, partition, held_out=None, seed=0)
-    with pytest.raises(UsageError, match="splits: must share one `data`"):
-        mislabelled([PLAIN[0], other], [0, 0])

@@ -1,4 +1,6 @@
-"""The network of two convolutions against its formula in NumPy."""
+"""The networks of two convolutions against their formula in NumPy."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,14 +43,17 @@ def reference(params: Tree, x: np.ndarray) -> np.ndarray:
     return x
 
 
+@pytest.mark.parametrize(
+    ("make", "widths"), [(models.lenet, WIDTHS), (models.leaf_cnn, WIDTHS[:3])]
+)
 @pytest.mark.parametrize("cut", slow.after(1, [1, None]))
-def test_is_its_formula(cut: int | None) -> None:
-    model = models.lenet(3, widths=WIDTHS, cut=cut)
+def test_is_its_formula(make: Any, widths: tuple[int, ...], cut: int | None) -> None:
+    model = make(3, widths=widths, cut=cut)
     x = np.random.default_rng(0).integers(0, 256, (2, 9, 6, 2), np.uint8)
     variables = jax.jit(model.init)(jax.random.key(0), x)
     body, head = variables.params
     blocks = [half[f"blocks_{i}"] for half in (body, head) for i in range(len(half))]
-    assert len(body) == (4 if cut is None else cut)
+    assert len(body) == (len(widths) if cut is None else cut)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.1, blocks)  # and biases
     shifted = jax.tree.map(lambda leaf: leaf + 0.1, variables)
     got = jax.jit(lambda v: models.predict(model, v, x))(shifted)
@@ -92,25 +97,3 @@ def test_has_the_parameters_of_its_layers() -> None:
     sizes += (384 * 192 + 192, 192 * 10 + 10)
     leaves = jax.tree.leaves(variables.params)
     assert sum(leaf.size for leaf in leaves) == sum(sizes)
-
-
-@pytest.mark.parametrize(
-    ("widths", "shape", "message"),
-    [
-        ((3, 2), (1, 8, 8, 1), r"^widths=\(3, 2\): must be 2 channels, then units$"),
-        ((3, 2, 0), (1, 8, 8, 1), r"^widths\[2\]=0: must be at least 1$"),
-        (
-            WIDTHS,
-            (1, 8, 3, 1),
-            r"^inputs=float32 \(1, 8, 3, 1\): must be images of at least 4 pixels a side",
-        ),
-        (
-            WIDTHS,
-            (1, 8, 8),
-            r"^inputs=float32 \(1, 8, 8\): must be images \[B, height, width, channels\]",
-        ),
-    ],
-)
-def test_impossible_networks_and_images_are_one_line(widths, shape, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        models.lenet(3, widths=widths).init(jax.random.key(0), jnp.zeros(shape))

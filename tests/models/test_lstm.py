@@ -133,31 +133,6 @@ def test_the_body_puts_out_the_last_layers_units() -> None:
     assert jax.eval_shape(lambda: factors(whole)).shape == X.shape
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (dict(vocabulary=1), "^vocabulary=1: "),
-        (dict(embedding=0), "^embedding=0: "),
-        (dict(widths=()), "^widths="),
-        (dict(cut=2), r"^cut=2: must be an integer in 0\.\.1"),
-        (dict(num_classes=0), "^num_classes=0: "),
-    ],
-)
-def test_wrong_arguments_are_told(change: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        models.lstm(**{"num_classes": 2, "vocabulary": 5} | change)
-
-
-@pytest.mark.parametrize(
-    "x", [np.zeros((2, 5), np.float32), np.zeros((2, 5, 4), np.int32), np.zeros((2, 8, 8, 1))]
-)
-def test_inputs_must_be_words(x: np.ndarray) -> None:
-    with pytest.raises(ValueError, match=r"^inputs=\w+ \(.*\): must be words, integers \[B, T\]"):
-        jax.eval_shape(MODEL.init, jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"^inputs=\w+ \(.*\): must be words, integers \[B, T\]"):
-        MODEL.mixable(x)
-
-
 @pytest.mark.parametrize("word", [-1, 5, 99])
 def test_a_word_outside_of_the_vocabulary_is_refused(word: int) -> None:
     model = models.lstm(2, vocabulary=5, embedding=2, widths=(3,))

@@ -1,6 +1,5 @@
 """ResNet-18: sizes that are known, cuts, norms, masks. test_weights.py has its formula."""
 
-import re
 from functools import partial
 
 import jax
@@ -232,30 +231,3 @@ def test_a_penalised_step_of_more_clients_is_no_longer_a_program() -> None:
     few, many = convolutions(2), convolutions(5)
     # 20 layers: FedAvg's step has 59, and a Hessian-vector product without shared terms 175.
     assert 59 < few == many <= 120
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (dict(num_classes=0), "num_classes=0: must be an integer of at least 1"),
-        (dict(num_classes=3, image_size=28), "image_size=28: must be one of 32, 64, 224"),
-        (dict(num_classes=3, norm="none"), "norm='none': must be one of batch, group, frozen"),
-        (dict(num_classes=3, widths=(4, 4)), "widths=(4, 4): must be 4, one of each stage"),
-        (dict(num_classes=3, widths=(4, 4, 0, 4)), "widths[2]=0: must be at least 1"),
-        (
-            dict(num_classes=3, widths=(4, 3, 4, 4), norm="group"),
-            "widths=(4, 3, 4, 4): must be multiples of 2",
-        ),
-        (dict(num_classes=3, cut=7), "cut=7: must be an integer in 0..6"),
-        (dict(num_classes=3, conv="fft"), "conv='fft': must be one of auto, lax, im2col"),
-    ],
-)
-def test_impossible_networks_are_refused(arguments, message: str) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        models.resnet18(**arguments)
-
-
-def test_images_without_channels_are_refused() -> None:
-    message = r"^inputs=float32 \(2, 8, 8\): must be images \[B, height, width, channels\]"
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(tiny().init, KEY, noise(0, 2, 8, 8))

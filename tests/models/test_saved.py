@@ -63,38 +63,3 @@ def test_numbers_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="count is of type float32, must be int32"):
         saved.load(path, {"count": jnp.zeros(2, jnp.int32)})
     assert saved.load(path, {"count": jnp.zeros(2, jnp.float16)})["count"].dtype == jnp.float16
-
-
-@pytest.mark.parametrize("content", [None, b"", b"{}", b'\x08\0\0\0\0\0\0\0{"a": 1}'])
-def test_what_is_no_such_file_is_told(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "a.safetensors"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"must be a (whole )?\.safetensors file") as error:
-        saved.load(path, tree())
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ("weights", "tree=weights: must be an array of real numbers"),
-        ({"kernel": ["a"]}, "kernel/0=a: must be an array of real numbers"),
-        ({"kernel": object()}, "kernel=<object object at"),
-        ({"keys": jax.random.key(0)}, "keys"),
-    ],
-)
-def test_what_is_no_tree_of_arrays_is_not_saved(wrong: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        saved.save(tmp_path / "a.safetensors", wrong)
-    assert not any(tmp_path.iterdir())
-
-
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none" / "a.safetensors"):
-        with pytest.raises(ValueError, match=r"^path=.*: must be a file in a folder that exists$"):
-            saved.save(path, tree())
-    wrong: tuple[Any, ...] = ("", None, 3)
-    for path in wrong:
-        with pytest.raises(ValueError, match=r"^path=.*: must be the path of a file$"):
-            saved.save(path, tree())
