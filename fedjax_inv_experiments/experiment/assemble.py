@@ -31,7 +31,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.flag import flag_error, in_flags
 from fedjax_inv_experiments.flags.names import facts
-from fedjax_inv_experiments.flags.outside import in_module, is_outside
+from fedjax_inv_experiments.flags.outside import is_outside
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import (
     environment,
@@ -393,7 +393,7 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
 
     try:
         # These sizes cause an error below.
-        with warnings.catch_warnings(action="ignore"), in_module("algorithm", cell.algorithm):
+        with warnings.catch_warnings(action="ignore"):
             state = jax.eval_shape(init, variables, sizes, key)
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)

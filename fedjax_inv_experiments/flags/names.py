@@ -22,12 +22,7 @@ from fedjax_inv_experiments.flags.flag import (
     is_lost,
     value_in,
 )
-from fedjax_inv_experiments.flags.outside import (
-    imported,
-    in_module,
-    is_factory,
-    is_outside,
-)
+from fedjax_inv_experiments.flags.outside import imported, is_factory, is_outside
 
 T = TypeVar("T")
 
@@ -98,14 +93,10 @@ def called(
         raise flag_error(flag, name, f"takes other arguments ({error})") from None
     # A foreign function may raise any ValueError; ours refuse arguments by UsageError alone.
     refusal = ValueError if is_outside(name) else UsageError
-    with in_module(flag, name):
-        try:
-            result = factory(*arguments, **settings)
-        except refusal as error:
-            raise in_flags(error, f"--{flag}={name}", names) from None
-        except SystemExit:  # such as sys:exit
-            text = f"ends the process, must return {kind.__name__}"
-            raise flag_error(flag, name, text) from None
+    try:
+        result = factory(*arguments, **settings)
+    except refusal as error:
+        raise in_flags(error, f"--{flag}={name}", names) from None
     if not isinstance(result, kind):
         text = f"returns {type(result).__name__}, must return {kind.__name__}"
         raise flag_error(flag, name, text)

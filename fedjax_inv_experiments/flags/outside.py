@@ -4,18 +4,16 @@ An import runs the module, so only the command line may name it: a run folder th
 such code names it in text, and the command that reads the folder names it again.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib
 import os
 import sys
-import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedjax_inv.checks import UsageError, one_line
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags.flag import Range, flag, flag_error
 
 FLAGS = ("algorithm", "model", "loss", "score")  # that may name such code
@@ -104,25 +102,3 @@ def digest(names: Collection[str]) -> str:
         sha.update(path.encode())
         sha.update(Path(file).read_bytes() if file else b"")
     return sha.hexdigest()
-
-
-@contextlib.contextmanager
-def in_module(flag_name: str, name: str) -> Iterator[None]:
-    """Makes an error in the module that a flag names a UsageError with the place and the message.
-
-    Others stay as they are: they are defects of this project, which need their tracebacks.
-    """
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        module = name.partition(":")[0]
-        places = [
-            f"{Path(frame.f_code.co_filename).name}:{line}"
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if is_outside(name) and frame.f_globals.get("__name__") == module
-        ]
-        if not places:
-            raise
-        raise flag_error(flag_name, name, f"{places[-1]}: {one_line(error)}") from None

@@ -314,8 +314,12 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
         folders.check_sweep(folder)
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
+        chosen = assembled.config
+        where = f"--algorithm={','.join(chosen.method.algorithm)}"
+        if len({cell.held_out for cell in cells}) > 1:
+            where = f"--held_out={chosen.data.held_out}"
         text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
-        raise UsageError(f"{text}several: fedjax-inv sweep, with the same flags")
+        raise UsageError(where, ..., f"{text}several: fedjax-inv sweep, with the same flags")
     return {cells[0].name: folder}
 
 
