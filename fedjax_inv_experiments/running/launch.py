@@ -21,13 +21,14 @@ from fedjax_inv.data import stored
 from fedjax_inv.types import Cohort, Examples, Variables
 from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
-from fedjax_inv_experiments.experiment.config import GROUPS, Config
+from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.flag import check_run_dir
+from fedjax_inv_experiments.flags.flag import check_run_dir, shown
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
     checkpoints,
+    divergence,
     events,
     files,
     initial,
@@ -314,10 +315,13 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
         folders.check_sweep(folder)
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
     if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
-        chosen = assembled.config
-        where = f"--algorithm={','.join(chosen.method.algorithm)}"
+        chosen, hyper = assembled.config, [run.hyper for run in cells[0].runs]
+        where = f"--algorithm={shown(chosen.method.algorithm)}"
         if len({cell.held_out for cell in cells}) > 1:
             where = f"--held_out={chosen.data.held_out}"
+        for name in divergence.varied(hyper):
+            values = shown(tuple(dict.fromkeys(each[name] for each in hyper)))
+            where = f"--{name}={values}" if name in FLAGS else f"--set={name}={values}"
         text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
         raise UsageError(where, ..., f"{text}several: fedjax-inv sweep, with the same flags")
     return {cells[0].name: folder}
