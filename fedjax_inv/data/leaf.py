@@ -52,7 +52,7 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
     x, y, test, users = [], [], [], []
     for file, is_test in found:
         for user, record in _read(file).items():
-            pixels, labels = arrays(file, user, record)
+            pixels, labels = _arrays(file, user, record)
             x.append(pixels)
             y.append(labels)
             test.append(np.full(len(labels), is_test))
@@ -89,7 +89,7 @@ def _read(file: Path) -> dict[str, Any]:
     return {user: data[user] for user in users}
 
 
-def arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return images [n, 28, 28, 1] and labels [n] of a user.
 
     Args:

@@ -12,7 +12,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, leaf, on_disk, tables, text
+from fedjax_inv.data import dsprites, leaf, tables, text
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def load(
           starts with a whole number, or ends with Sentiment140's own names user and text;
         - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
           folder of them. Folders train and test in it are the splits;
-        - the path of a folder that `on_disk.write` has finished, whose clients are the users;
+        - the path of a folder of these arrays as files, `x.npy`, `y.npy` and so on; x is mapped
+          into memory, so that it may be larger;
         - the path of Tiny-ImageNet: a folder of `train/class/images/file` and of `val/images` with
           `val/val_annotations.txt`, which is the test split;
         - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
@@ -109,14 +110,14 @@ def load(
     is_file = is_path and os.path.isfile(path)
     is_text = is_file and path.suffix == ".csv" and _is_sentiment140(path)
     is_table = is_file and path.suffix in tables.SUFFIXES and not is_text
-    is_on_disk = is_folder and on_disk.is_folder(path)
-    of_leaf = leaf.files(path) if is_path and not is_on_disk else []
+    is_mapped = is_folder and os.path.isfile(path / "x.npy")
+    of_leaf = leaf.files(path) if is_path and not is_mapped else []
     if is_path and not (is_folder or is_file):
         is_of_file = path.suffix in FILES
         missing = "must be a file, there is none" if is_of_file else _not_found(name, tfds_dir)
         raise UsageError("name", name, missing)
     for setting, value, fits, needed in (
-        ("image_size", image_size, is_folder and not (of_leaf or is_on_disk), "a folder of images"),
+        ("image_size", image_size, is_folder and not (of_leaf or is_mapped), "a folder of images"),
         ("num_images", num_images, name == "dsprites", "rendered"),
         ("vocabulary", vocabulary, is_text, "texts"),
         ("text_length", text_length, is_text, "texts"),
@@ -128,9 +129,8 @@ def load(
             raise UsageError(setting, shown, f"must be left out for data that are not {needed}")
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
-    if is_on_disk:
-        with _of_load(name):
-            dataset = on_disk.load(path)
+    if is_mapped:
+        dataset = _npy(path)
     elif of_leaf:
         with _of_load(name):
             dataset = leaf.femnist(of_leaf)
@@ -357,60 +357,16 @@ def _builder(name: str, folder: Path) -> tuple[Any, tuple[int, ...], tuple[str, 
     return builder, image.shape, tuple(map(str, label.names))
 
 
-def _rows(name: str, folder: Path, builder: Any, split: str, **options: Any) -> Sequence[Any]:
+def _rows(name: str, folder: Path, builder: Any, split: str) -> Sequence[Any]:
     """Return the examples of a split, decoded where they are read."""
     try:
-        return builder.as_data_source(split=split, **options)
+        return builder.as_data_source(split=split)
     except NotImplementedError:
         raise UsageError(
             "name",
             name,
             f"must be prepared in the array_record format: delete {folder} and prepare it again",
         ) from None
-
-
-def tfds_rows(
-    name: str, user: str, data_dir: str | None, split: str
-) -> tuple[Sequence[Any], Sequence[Any], tuple[str, ...]]:
-    """Return the rows of a prepared data set of TFDS with users.
-
-    Args:
-      name: the data set.
-      user: the feature that names the user.
-      data_dir: the folder of TFDS, as in `load`.
-      split: the split to read.
-
-    Returns:
-      (the decoded examples, the same without their images, the classes).
-
-    Raises:
-      UsageError: if there is no such data set, feature or split.
-    """
-    folder = _prepared(name, _tfds_dir(data_dir))
-    if folder is None:
-        raise UsageError("name", name, _not_found(name, _tfds_dir(data_dir)))
-    builder, _, classes = _builder(name, folder)
-    if user not in builder.info.features:
-        known = ", ".join(sorted(builder.info.features))
-        raise UsageError("user", user, f"must be one of the features {known}")
-    if split not in builder.info.splits:
-        raise UsageError("split", split, f"must be one of {', '.join(builder.info.splits)}")
-    import tensorflow_datasets as tfds
-
-    skip = {"image": tfds.decode.SkipDecoding()}
-    without_images = _rows(name, folder, builder, split, decoders=skip)
-    return _rows(name, folder, builder, split), without_images, classes
-
-
-def tfds_splits(name: str, data_dir: str | None) -> tuple[str, ...]:
-    """Return the splits of a prepared data set of TFDS; () if there is none.
-
-    Args:
-      name: the data set.
-      data_dir: the folder of TFDS, as in `load`.
-    """
-    folder = _prepared(name, _tfds_dir(data_dir))
-    return () if folder is None else tuple(_builder(name, folder)[0].info.splits)
 
 
 def _tfds_dir(data_dir: str | None) -> Path:
@@ -476,6 +432,23 @@ def _npz(path: Path) -> Dataset:
     if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise UsageError("name", name, "must be an .npz file of plain arrays")
     _check_keys(name, arrays, others)
+    return _of_arrays(name, arrays)
+
+
+def _npy(folder: Path) -> Dataset:
+    name = str(folder)
+    arrays: dict[str, np.ndarray] = {}
+    for path in sorted(folder.glob("*.npy")):
+        if path.stem in _KEYS:
+            try:
+                arrays[path.stem] = np.load(path, mmap_mode="r" if path.stem == "x" else None)
+            except _DAMAGES as error:
+                raise UsageError(str(path), ..., f"must be an array: {error}") from None
+    _check_keys(name, arrays, [path.stem for path in folder.glob("*.npy")])
+    return _of_arrays(name, arrays)
+
+
+def _of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     for key in ("x", "y"):
         if key not in arrays:
             raise UsageError(
@@ -535,8 +508,8 @@ def _npz(path: Path) -> Dataset:
 
 def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # too large numbers become infinite
-        numbers = array.astype(np.float32)
-    if not np.isfinite(numbers).all():
+        numbers = array.astype(np.float32, copy=False)
+    if not checks.holds_finite(numbers):
         text = f"{key} must be finite in float32, it holds NaN or infinity"
         raise UsageError("name", name, text)
     if tables.is_rounded(array, numbers):

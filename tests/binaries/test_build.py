@@ -1,6 +1,5 @@
 """From flags to parts: optimizers, participation, networks, pixels."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 import runs
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import on_disk
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.data.on_disk import Piece
 from fedjax_inv.types import Cohort
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts import data as data_flags
@@ -300,15 +297,11 @@ def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> 
 
 
 def test_clients_on_disk_are_the_users_of_a_data_set(tmp_path: Path) -> None:
-    sizes = (6, 9, 4)
-
-    def source(first: int) -> Iterator[Piece]:
-        for number in range(first, 3):
-            x = np.full((sizes[number], 5), number, np.float32)
-            yield Piece(x, np.arange(sizes[number]) % 2)
-
-    on_disk.write(tmp_path / "data", source, name="three")
-    chosen = config.of(dataset=str(tmp_path / "data"), partition="user")
+    client = np.repeat([0, 1, 2], [6, 9, 4])
+    np.save(tmp_path / "x.npy", np.tile(client[:, None], 5).astype(np.float32))
+    np.save(tmp_path / "y.npy", np.arange(len(client)) % 2)
+    np.save(tmp_path / "client.npy", client)
+    chosen = config.of(dataset=str(tmp_path), partition="user")
     assembled = assemble.assemble(chosen)
     split = assembled.splits[None][0]
     assert len(split.domain) == 3

@@ -328,6 +328,23 @@ def test_npz_round_trip(tmp_path):
     assert dataset.user.dtype == np.int32
 
 
+def test_a_folder_of_arrays_is_mapped(tmp_path):
+    arrays = {
+        "x": np.random.default_rng(0).integers(0, 256, (4, 5, 6, 3), np.uint8),
+        "y": np.array([7, 3, 7, 40]),
+        "client": np.array([30, 4, 30, 5]),
+    }
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    dataset = sources.load(str(tmp_path))
+    assert isinstance(dataset.x, np.memmap)
+    assert_same(dataset, sources.load(str(save(tmp_path, **arrays))))
+    np.save(tmp_path / "x.npy", arrays["x"][..., 0].astype(np.float32))
+    assert isinstance(sources.load(str(tmp_path)).x, np.memmap)
+    (tmp_path / "y.npy").write_bytes(b"no array")
+    assert "y.npy" in error_of(tmp_path)
+
+
 def test_npz_without_domains_clients_and_test(tmp_path):
     dataset = sources.load(str(save(tmp_path, x=np.ones((3, 2)), y=np.arange(3))))
     assert dataset.domains == ("all",)
