@@ -44,7 +44,6 @@ from fedjax_inv_experiments.experiment import assemble, command_line
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import at_least, flag
-from fedjax_inv_experiments.parts import machine
 
 _USABLE = 0.7  # the part of a device's memory that a program may take
 
@@ -154,8 +153,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         data, inputs = assembled.data, ready.inputs
         cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
         slots = config.participation.slots(num_clients)
-        share = mesh.size if mesh else 1
-        layout = Layout(mesh, machine.holds_own(config.run, num_clients, slots, share))
+        layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
         data, inputs = layout.place(data, inputs, shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)

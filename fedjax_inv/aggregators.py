@@ -3,7 +3,7 @@
 `add` gets zeros as the upload of an absent client.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from fedjax_inv import checks, tree
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Sums
 from fedjax_inv.types import Aggregator, Array, Slots, Tree
 
 Weight = Callable[[Slots], Array]  # slots -> [S], how much each counts if it is present
@@ -157,7 +156,7 @@ def stacked() -> Aggregator:
         new = Stack(uploads, slots.present, slots.who, slots.size)
         return tree.put(stack, index, new)
 
-    return Aggregator(init, add, lambda stack: stack, exact=True)
+    return Aggregator(init, add, lambda stack: stack)
 
 
 def _flat(aggregators: Tree) -> tuple[list[Aggregator], Any]:
@@ -184,7 +183,7 @@ def check_prefix(name: str, aggregators: Tree, upload: Tree) -> None:
 
 
 def combine(aggregators: Tree) -> Aggregator:
-    """Return one aggregator for uploads with several parts; it folds them into `Sums`.
+    """Return one aggregator for uploads with several parts.
 
     Args:
       aggregators: a tree of aggregators that is a prefix of the upload's tree.
@@ -198,26 +197,17 @@ def combine(aggregators: Tree) -> Aggregator:
     for leaf in listed:
         checks.record("aggregators", leaf, Aggregator)
 
-    def sums(accumulators: Sequence[Tree]) -> Sums:
-        pairs = [*zip(listed, accumulators, strict=True)]
-        ordered = tuple(() if each.exact else of_part for each, of_part in pairs)
-        return Sums(ordered, tuple(of_part if each.exact else () for each, of_part in pairs))
-
-    def accumulators(sums: Sums) -> list[Tree]:
-        triples = zip(listed, sums.ordered, sums.exact, strict=True)
-        return [exact if each.exact else ordered for each, ordered, exact in triples]
-
-    def init(upload: Tree, num_slots: int) -> Sums:
+    def init(upload: Tree, num_slots: int) -> list[Tree]:
         check_prefix("aggregate", aggregators, upload)
         parts = structure.flatten_up_to(upload)
-        return sums([a.init(part, num_slots) for a, part in zip(listed, parts, strict=True)])
+        return [a.init(part, num_slots) for a, part in zip(listed, parts, strict=True)]
 
-    def add(total: Sums, uploads: Tree, slots: Slots) -> Sums:
-        parts = zip(listed, accumulators(total), structure.flatten_up_to(uploads), strict=True)
-        return sums([a.add(acc, part, slots) for a, acc, part in parts])
+    def add(total: list[Tree], uploads: Tree, slots: Slots) -> list[Tree]:
+        parts = zip(listed, total, structure.flatten_up_to(uploads), strict=True)
+        return [a.add(accumulator, part, slots) for a, accumulator, part in parts]
 
-    def finish(total: Sums) -> Tree:
-        pairs = zip(listed, accumulators(total), strict=True)
-        return structure.unflatten([a.finish(acc) for a, acc in pairs])
+    def finish(total: list[Tree]) -> Tree:
+        pairs = zip(listed, total, strict=True)
+        return structure.unflatten([a.finish(accumulator) for a, accumulator in pairs])
 
     return Aggregator(init, add, finish)

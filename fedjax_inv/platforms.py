@@ -38,6 +38,14 @@ def on_tpu() -> bool:
     return _current() == "tpu"
 
 
+def one_thread() -> dict[str, Any]:
+    """Return `compiler_options` of `jax.jit` for programs with one thread for each CPU device.
+
+    A core that is a device has work of its own, so threads of another's would only wait for it.
+    """
+    return {"xla_cpu_multi_thread_eigen": False} if on_cpu() else {}
+
+
 def quick_to_compile() -> dict[str, Any]:
     """Return `compiler_options` of `jax.jit` for programs that compile longer than they run.
 
@@ -113,6 +121,36 @@ def traced_for(platform: str) -> Iterator[None]:
         yield
     finally:
         _platform.reset(token)
+
+
+def make_devices(number: int) -> None:
+    """Make so many CPU cores JAX's devices, at most all, unless JAX has started or has a number."""
+    wanted = min(number, cores())
+    if wanted > 1 and getattr(jax.config, "jax_num_cpu_devices", 0) < 1:
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", wanted)
+
+
+def devices(number: int | None = None) -> list[jax.Device]:
+    """Return the devices to use, of several processes those of all.
+
+    Args:
+      number: how many; None: all, but no more CPU devices than cores.
+
+    Raises:
+      UsageError: if there are fewer devices.
+    """
+    there, is_cpu = jax.devices(), jax.default_backend() == "cpu"
+    if jax.process_count() > 1:
+        return there
+    if number is None:
+        return there[: cores()] if is_cpu else there
+    if number > len(there):
+        text = f"must be at most {len(there)}, the devices that JAX has"
+        if is_cpu:
+            text += "; each core of a CPU becomes a device only if nothing uses JAX before"
+        raise UsageError("devices", number, text)
+    return there[:number]
 
 
 def cores(root: Path = Path("/")) -> int:

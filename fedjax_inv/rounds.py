@@ -18,7 +18,7 @@ import optax
 from fedjax_inv import checks, devices, tree
 from fedjax_inv.aggregators import combine
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Axis, Sums
+from fedjax_inv.devices import Axis
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -180,8 +180,8 @@ def _exchange(
 ) -> tuple[State, Report]:
     """Play the exchange numbered `index` of a round; return (the state after it, its report)."""
     aggregator = combine(exchange.aggregate)
-    message = axis.isolated(exchange.broadcast, state.server)
-    undelayed = axis.isolated(exchange.broadcast_undelayed, state.server)
+    message = exchange.broadcast(state.server)
+    undelayed = exchange.broadcast_undelayed(state.server)
     broadcast_history = state.broadcast_history[index]
     history = _history(broadcast_history)
     if history > 1:
@@ -220,7 +220,7 @@ def _exchange(
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
         return (upload, present), _Result(reply.own, reply.metrics, present, finite)
 
-    def add(sums: Sums, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Sums:
+    def add(sums: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
         upload, present = uploads
         return aggregator.add(sums, upload, turns[0]._replace(present=present))
 
@@ -235,15 +235,12 @@ def _exchange(
             text = f"returns the metric {name!r} of shape {metric.shape}, must be a scalar"
             raise UsageError(f"exchanges[{index}].client", ..., text)
     start = aggregator.init(shapes[0][0], slots.who.shape[0])
-    sums, result = axis.fold(client, add, start, mine, turns, shapes)
+    sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-
-    def updated(server: Tree, sums: Sums, cohort: Cohort) -> Tree:
-        new = exchange.update(server, aggregator.finish(sums), cohort)
-        checks.same_leaves(f"exchanges[{index}].update", new, server, "as init_server does")
-        return optax.tree.where(cohort.present.any(), new, server)
-
-    server = axis.isolated(updated, state.server, sums, Cohort(cohort.who, present, delay))
+    attending = Cohort(cohort.who, present, delay)
+    server = exchange.update(state.server, aggregator.finish(sums), attending)
+    checks.same_leaves(f"exchanges[{index}].update", server, state.server, "as init_server does")
+    server = optax.tree.where(present.any(), server, state.server)
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:

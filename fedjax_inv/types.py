@@ -332,8 +332,6 @@ class Aggregator(NamedTuple):
     init: Callable[[Tree, int], Tree]  # (one upload's shapes, S) -> accumulator
     add: Callable[[Tree, Tree, Slots], Tree]  # (accumulator, uploads, slots) -> accumulator
     finish: Callable[[Tree], Tree]  # accumulator -> aggregated
-    # whether each entry of an accumulator comes from one slot, so that no order changes its bits
-    exact: bool = False
 
 
 class Broadcast(Protocol):

@@ -1,6 +1,7 @@
 """Placement on several devices: runs and clients, with all data on each device or only its own.
 
-Axis letters: R runs, k_r x k_c devices that share runs x clients, N shards, l rows of one device.
+Axis letters: R runs, k_r x k_c devices that share runs x clients, N shards, l rows and m examples
+of one device.
 """
 
 import math
@@ -13,16 +14,15 @@ from jax import Device
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_inv import checks
+from fedjax_inv.data.federation import rows_of
 from fedjax_inv.devices import axis as axes
-from fedjax_inv.devices.ownership import clients_per_device, first_client, owner
+from fedjax_inv.devices.ownership import clients_per_device, owner
 from fedjax_inv.types import Array, Examples, Tree
 
 T = TypeVar("T")
 
 _WAITING = 1.5  # the price of a round in which devices wait for each other, by measurement
 RUNS, CLIENTS = "runs", "clients"  # the axes of a mesh
-_PARTS = 16  # parts of a shared shard, where their number does not depend on the devices
 _STEPS = 64  # the numbers of rows of devices are rounded up to a multiple of 1/64 of all
 _WHOLE = PartitionSpec()
 
@@ -30,23 +30,20 @@ _WHOLE = PartitionSpec()
 class ClientShards(NamedTuple):
     """The shards of the clients of each run: a `Federation` without its examples.
 
-    All runs share the examples.
+    All runs share the examples. A client's rows are on the device that owns it.
     """
 
     order: Array  # [R, L]; placed by owner: [k_c, R, l]
-    start: Array  # [R, C]
+    start: Array  # [R, C]; placed by owner: [k_c, R, C]
     size: Array  # [R, C]
 
 
 class SharedExamples(NamedTuple):
-    """Shards that no training client owns, such as the test's; each device evaluates parts.
-
-    Placed by owner, they are cut into P parts, and lie in the order of parts.
-    """
+    """Shards that no training client owns, such as the test's. Each device has a part of each."""
 
     order: Array  # [R, L]; placed by owner: [k_c, R, l]
-    start: Array  # [R, N]; placed by owner: [R, P N]
-    size: Array  # [R, N]; placed by owner: [R, P N]
+    start: Array  # [R, N]; placed by owner: [k_c, R, N], where the device's part begins
+    size: Array  # [R, N], of the whole shard
 
 
 def is_shards(node: Tree) -> bool:
@@ -54,13 +51,27 @@ def is_shards(node: Tree) -> bool:
     return isinstance(node, ClientShards | SharedExamples)
 
 
+def part(size: Any, device: Any, num_devices: int) -> tuple[Any, Any]:
+    """Return the part of shared shards that a device has.
+
+    Args:
+      size: [..., N], those of the whole shards.
+      device: the number of the device.
+      num_devices: k.
+
+    Returns:
+      (where the part begins in the shard, its size), each [..., N].
+    """
+    # Not size * device // k, which may exceed int32.
+    begin, end = (
+        size // num_devices * at + size % num_devices * at // num_devices
+        for at in (device, device + 1)
+    )
+    return begin, end - begin
+
+
 def shape_of_mesh(
-    num_runs: int,
-    num_slots: int,
-    num_devices: int,
-    *,
-    most: int = 0,
-    multiple: int = 1,
+    num_runs: int, num_slots: int, num_devices: int, *, multiple: int = 1
 ) -> tuple[int, int]:
     """Return (k_r, k_c): how many devices share the runs, and how many the clients of a run.
 
@@ -73,22 +84,8 @@ def shape_of_mesh(
       num_runs: R.
       num_slots: S, the clients of a round.
       num_devices: k.
-      most: the largest k_c; 0: no limit.
       multiple: a number that divides k_r k_c, such as that of the processes; it divides k.
-
-    Raises:
-      UsageError: if a number is too small, or if `multiple` does not divide k.
     """
-    for name, number in (
-        *(("num_runs", num_runs), ("num_slots", num_slots), ("num_devices", num_devices)),
-        ("multiple", multiple),
-    ):
-        checks.integer(name, number)
-    checks.integer("most", most, 0)
-    if num_devices % multiple:
-        raise checks.UsageError(
-            "multiple", multiple, "must divide {devices}", devices=("num_devices", num_devices)
-        )
 
     def cost(pair: tuple[int, int]) -> tuple[float, int, int]:
         of_runs, of_clients = pair
@@ -106,11 +103,7 @@ def shape_of_mesh(
         if of_runs * of_clients % multiple == 0
     ]
     # More devices than runs or clients are of use only to processes, which must all take part.
-    few = [
-        pair
-        for pair in pairs
-        if pair[0] <= num_runs and pair[1] <= min(num_slots, most or math.inf)
-    ]
+    few = [pair for pair in pairs if pair[0] <= num_runs and pair[1] <= num_slots]
     return min(few or pairs, key=cost)
 
 
@@ -135,8 +128,39 @@ class Layout(NamedTuple):
 
     mesh: Mesh | None = None  # of the axes "runs" and "clients", or of "clients"; None: one device
     own: bool = False  # whether only the data and states of its own clients lie on a device
-    lanes: int = 0  # L, as in `devices.chunked`
     num_runs: int = 1  # R, which matters if several devices share the runs
+
+    @classmethod
+    def of(
+        cls,
+        devices: Sequence[Device],
+        num_runs: int,
+        num_slots: int,
+        num_clients: int,
+        own: bool | None = None,
+    ) -> "Layout":
+        """Return the layout of runs and clients on some or all of the devices.
+
+        Of several processes it takes equally many devices of each.
+
+        Args:
+          devices: k.
+          num_runs: R.
+          num_slots: S, the clients that attend a round.
+          num_clients: C.
+          own: whether a device holds only its own clients; None: where all attend. Where few do,
+            one device may own more of them than another, which then waits.
+        """
+        by_process: dict[int, list[Device]] = {}
+        for device in devices:
+            by_process.setdefault(device.process_index, []).append(device)
+        number = len(by_process)
+        shape = shape_of_mesh(num_runs, num_slots, len(devices), multiple=number)
+        share = math.prod(shape) // number
+        used = [device for each in by_process.values() for device in each[:share]]
+        if own is None:
+            own = num_slots == num_clients > 1 and shape[1] > 1
+        return cls(mesh(shape, used), own, num_runs)
 
     def _size(self, name: str) -> int:
         return 1 if self.mesh is None else self.mesh.shape.get(name, 1)
@@ -156,21 +180,14 @@ class Layout(NamedTuple):
         """The placement of arrays that are whole on every device, of several."""
         return self._sharding(_WHOLE)
 
-    @property
-    def num_parts(self) -> int:
-        """P, into how many parts shards of `SharedExamples` are cut."""
-        return _PARTS if self.lanes else self.client_devices
-
     def axis(self, inner: axes.Axis) -> axes.Axis:
         """Return the axis that assigns slots to the devices; each folds its own by `inner`."""
         name = CLIENTS if self.client_devices > 1 else None
-        return inner._replace(name=name, lanes=self.lanes, replicated=not self.own)
+        return inner._replace(name=name, replicated=not self.own)
 
     def clients_per_device(self, num_clients: int) -> int:
         """Return how many clients' states of a run lie on a device."""
-        if not self.own:
-            return num_clients
-        return clients_per_device(num_clients, self.client_devices, self.lanes)
+        return clients_per_device(num_clients, self.client_devices if self.own else 1)
 
     def runs_per_device(self, num_runs: int) -> int:
         """Return how many of R runs a device trains."""
@@ -179,28 +196,31 @@ class Layout(NamedTuple):
     @property
     def run_spec(self) -> PartitionSpec:
         """The placement of arrays [R, ...]."""
-        return PartitionSpec(RUNS) if self.run_devices > 1 else _WHOLE
+        return PartitionSpec(self._run_name)
 
     @property
     def client_spec(self) -> PartitionSpec:
         """The placement of clients' states [R, C, ...]."""
-        return PartitionSpec(RUNS if self.run_devices > 1 else None, self._client_name)
+        return PartitionSpec(self._run_name, self._client_name)
+
+    @property
+    def _by_device(self) -> PartitionSpec:
+        """The placement of arrays [k_c, R, ...] that differ from device to device."""
+        return PartitionSpec(self._client_name, self._run_name)
+
+    @property
+    def _run_name(self) -> str | None:
+        return RUNS if self.run_devices > 1 else None
 
     @property
     def _client_name(self) -> str | None:
         return CLIENTS if self.own and self.client_devices > 1 else None
 
     @property
-    def by_device(self) -> PartitionSpec:
-        """The placement of arrays [k_c, R, ...] that differ from device to device."""
-        name = CLIENTS if self.own and self.client_devices > 1 else None
-        return PartitionSpec(name, RUNS if self.run_devices > 1 else None)
-
-    @property
     def _data_spec(self) -> PartitionSpec:
-        """The placement of examples [k_r k_c, m, ...] that differ from device to device."""
+        """The placement of examples; with `own` they are [k_r k_c, m, ...]."""
         assert self.mesh is not None
-        return PartitionSpec(self.mesh.axis_names)
+        return PartitionSpec(self.mesh.axis_names) if self.own else _WHOLE
 
     def over(
         self, fn: Callable[..., Tree], others: tuple[Tree, ...], results: Tree
@@ -220,18 +240,18 @@ class Layout(NamedTuple):
             return fn(*(local_view(data, inputs) if self.own else (data, inputs)), *rest)
 
         def run(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
-            of_data = self._data_spec if self.own else _WHOLE
-            in_specs = (of_data, self._specs(inputs), *others)
+            in_specs = (self._data_spec, self._specs(inputs), *others)
             return axes.over(mesh, on_device, in_specs, results)(data, inputs, *rest)
 
         return run
 
     def _specs(self, inputs: Tree) -> Tree:
+        """Return where each leaf of inputs lies; shards that differ have the axis k_c."""
+
         def of(node: Tree) -> Tree:
             if self.own and is_shards(node):
-                others = jax.tree.map(lambda _: self.run_spec, node[1:])
-                return type(node)(self.by_device, *others)
-            return self.run_spec
+                return type(node)(self._by_device, self._by_device, self.run_spec)
+            return jax.tree.map(lambda _: self.run_spec, node)
 
         return jax.tree.map(of, inputs, is_leaf=is_shards)
 
@@ -271,25 +291,18 @@ class Layout(NamedTuple):
         if self.mesh is None:
             return data, inputs
         put = put or _put
-        whole, by_run = self.everywhere, self._sharding(self.run_spec)
         inputs = jax.tree.map(self._padded, inputs)
-        if not self.own:
-            return put(data, whole), put(inputs, by_run)
-        rows, inputs = self._split(len(jax.tree.leaves(data)[0]), inputs)
-
-        def placed(node: Tree) -> Tree:
-            if not is_shards(node):
-                return put(node, by_run)
-            order = put(node.order, self._sharding(self.by_device))
-            return type(node)(order, *put((node.start, node.size), by_run))
-
-        local = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
-        placed_data = put(local, self._sharding(self._data_spec))
-        return placed_data, jax.tree.map(placed, inputs, is_leaf=is_shards)
-
-    def _put(self, tree: T, spec: PartitionSpec) -> T:
-        """Place a tree of arrays, equal on each process."""
-        return _put(tree, self._sharding(spec))
+        if self.own:
+            rows, inputs = _by_owner(len(jax.tree.leaves(data)[0]), inputs, self)
+            data = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
+        placed = [
+            put(leaf, self._sharding(spec))
+            for leaf, spec in zip(
+                jax.tree.leaves(inputs), jax.tree.leaves(self._specs(inputs)), strict=True
+            )
+        ]
+        inputs = jax.tree.unflatten(jax.tree.structure(inputs), placed)
+        return put(data, self._sharding(self._data_spec)), inputs
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None
@@ -298,35 +311,13 @@ class Layout(NamedTuple):
     def _padded(self, leaf: Array) -> Array:
         """Repeat the last of the runs [R, ...] until the devices share them evenly."""
         more = -leaf.shape[0] % self.run_devices
-        return leaf if more == 0 else _concatenated([leaf, *[leaf[-1:]] * more])
-
-    def _split(self, num_examples: int, inputs: T) -> tuple[np.ndarray, T]:
-        """Return (rows of the examples on each device, inputs with their shards by device)."""
-        by_block = []
-        for block in range(self.run_devices):
-
-            def runs(leaf: Array, block: int = block) -> Array:
-                share = len(leaf) // self.run_devices
-                return leaf[block * share : (block + 1) * share]
-
-            by_block.append(_split(num_examples, jax.tree.map(runs, inputs), self))
-        rows = _stretched([rows for rows, _ in by_block], num_examples)
-
-        def joined(*nodes: Tree) -> Tree:
-            if not is_shards(nodes[0]):
-                return _concatenated(nodes)
-            orders, starts, sizes = zip(*nodes, strict=True)
-            order = np.concatenate(_stretched(orders, num_examples), axis=1)
-            return type(nodes[0])(order, np.concatenate(starts), np.concatenate(sizes))
-
-        trees = (tree for _, tree in by_block)
-        return np.concatenate(rows), jax.tree.map(joined, *trees, is_leaf=is_shards)
+        return leaf if more == 0 else _repeated(leaf, more)
 
     def place_runs(self, tree: T) -> T:
         """Place a tree of arrays [R, ...], equal on each process, as the program expects them."""
         if self.mesh is None:
             return tree
-        return self._put(jax.tree.map(self._padded, tree), self.run_spec)
+        return _put(jax.tree.map(self._padded, tree), self._sharding(self.run_spec))
 
     def place_clients(self, states: Tree) -> Tree:
         """Place clients' states [R, C, ...], equal on each process, as the program expects them."""
@@ -342,7 +333,7 @@ class Layout(NamedTuple):
         states = jax.tree.map(padded, states)
         if self.mesh is None:
             return jax.device_put(states)
-        return self._put(states, self.client_spec)
+        return _put(states, self._sharding(self.client_spec))
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
         """Return clients' states [R, C, ...], the same for every layout and number of devices.
@@ -379,7 +370,7 @@ class Layout(NamedTuple):
         def leaf(array: Array) -> Tree:
             if isinstance(array, jax.ShapeDtypeStruct):
                 return jax.ShapeDtypeStruct((self.num_runs, *array.shape[1:]), array.dtype)
-            if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+            if _is_key(array):
                 keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
                 # Keys have no form on the host, and orbax saves no array of one process alone.
                 return _put(keys, self.everywhere)
@@ -396,25 +387,28 @@ def on_host(array: Array) -> np.ndarray:
     return np.asarray(array)
 
 
+def _is_key(array: Array) -> bool:
+    return jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
 def _put(tree: T, where: NamedSharding) -> T:
     """Place a tree of arrays, equal on each process, under a sharding."""
 
     def leaf(array: Array) -> Array:
         if isinstance(array, jax.Array) and array.sharding == where:
             return array
-        if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        if _is_key(array):
             return jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
         return jax.device_put(np.asarray(array), where)
 
     return jax.tree.map(leaf, tree)
 
 
-def _concatenated(arrays: Sequence[Array]) -> Any:
-    if jax.numpy.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(
-            _concatenated([jax.random.key_data(array) for array in arrays])
-        )
-    return np.concatenate([np.asarray(array) for array in arrays])
+def _repeated(array: Array, more: int) -> Any:
+    if _is_key(array):
+        return jax.random.wrap_key_data(_repeated(jax.random.key_data(array), more))
+    runs = np.asarray(array)
+    return np.concatenate([runs, *[runs[-1:]] * more])
 
 
 def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
@@ -430,97 +424,59 @@ def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
     """
 
     def local(node: Tree) -> Tree:
-        return node._replace(order=node.order[0]) if is_shards(node) else node
+        return type(node)(node.order[0], node.start[0], node.size) if is_shards(node) else node
 
     mine = jax.tree.map(lambda leaf: leaf[0], data)
     return mine, jax.tree.map(local, inputs, is_leaf=is_shards)
 
 
-def cut(shared: SharedExamples, num_parts: int) -> SharedExamples:
-    """Cut each shard into parts, and return all first parts, then all second parts, and so on.
-
-    Args:
-      shared: N shards, of one run or of R.
-      num_parts: P.
-
-    Returns:
-      P N shards of the same rows.
-    """
-    part = np.arange(num_parts + 1)[:, None]
-    size, start = shared.size[..., None, :], shared.start[..., None, :]
-    # Not size * part // num_parts, which may exceed int32.
-    cuts = size // num_parts * part + size % num_parts * part // num_parts  # [..., P + 1, N]
-    starts, sizes = start + cuts[..., :-1, :], cuts[..., 1:, :] - cuts[..., :-1, :]
-    shape = (*shared.size.shape[:-1], -1)
-    return SharedExamples(shared.order, starts.reshape(shape), sizes.reshape(shape))
-
-
-class _Rows(NamedTuple):
-    """The rows of each run's shards, one shard after the other, cut between devices."""
-
-    rows: list[np.ndarray]  # R times [size.sum()]
-    cuts: np.ndarray  # [R, k_c + 1], where the rows of each device begin, and the end
-
-
-def _split(num_examples: int, inputs: T, layout: Layout) -> tuple[np.ndarray, T]:
-    """Return (rows of the examples on each device [k_c, m], inputs with their shards by device)."""
+def _by_owner(num_examples: int, inputs: T, layout: Layout) -> tuple[np.ndarray, T]:
+    """Return (rows of the examples on each device [k_r k_c, m], inputs with shards by device)."""
     nodes, structure = jax.tree.flatten(inputs, is_leaf=is_shards)
-    nodes = [type(node)(*map(np.asarray, node)) if is_shards(node) else node for node in nodes]
-    nodes = [
-        cut(node, layout.num_parts) if isinstance(node, SharedExamples) else node for node in nodes
-    ]
-    num_devices = layout.client_devices
-    shards = [(at, _rows(node, layout)) for at, node in enumerate(nodes) if is_shards(node)]
-    longest = {at: max(1, int(np.diff(of.cuts).max())) for at, of in shards}
-    orders = {at: np.zeros((num_devices, len(of.rows), longest[at]), np.int32) for at, of in shards}
-    examples = []
-    for device in range(num_devices):
-        parts = [
-            (at, run, rows[slice(*of.cuts[run, device : device + 2])])
-            for at, of in shards
-            for run, rows in enumerate(of.rows)
-        ]
-        is_local = np.zeros(num_examples, bool)
-        for _, _, rows in parts:
-            is_local[rows] = True
-        local_index = np.cumsum(is_local) - 1
-        for at, run, rows in parts:
-            orders[at][device, run, : len(rows)] = local_index[rows]
-        examples.append(np.flatnonzero(is_local))
-    for at, of in shards:
-        size = nodes[at].size
-        number = size.shape[1]
-        # Within the rows of the device that owns the shard.
-        device_of = owner(np.arange(number), number, num_devices, layout.lanes)
-        start = np.cumsum(size, axis=1) - size - of.cuts[:, device_of]
-        nodes[at] = type(nodes[at])(orders[at], start.astype(np.int32), size)
-    return np.stack(_stretched(examples, num_examples)), jax.tree.unflatten(structure, nodes)
+    places = [at for at, node in enumerate(nodes) if is_shards(node)]
+    shards = [type(nodes[at])(*map(np.asarray, nodes[at])) for at in places]
+    k_r, k_c = layout.run_devices, layout.client_devices
+    runs = np.array_split(np.arange(len(shards[0].size)), k_r)
+    held: list[np.ndarray] = []  # for each device its examples
+    orders: Any = [[[np.zeros(0)] * sum(map(len, runs)) for _ in range(k_c)] for _ in shards]
+    starts = [np.zeros((k_c, *each.size.shape), np.int32) for each in shards]
+    for number in range(k_r * k_c):
+        mine, device = runs[number // k_c], number % k_c
+        rows = {}
+        for at, each in enumerate(shards):
+            start, size = _on_device(each, device, k_c)
+            starts[at][device] = np.cumsum(size, axis=1) - size
+            for run in mine:
+                rows[at, run] = rows_of(each.order[run], start[run], size[run])
+        is_here = np.zeros(num_examples, bool)
+        for of_shards in rows.values():
+            is_here[of_shards] = True
+        local_index = np.cumsum(is_here) - 1
+        for (at, run), of_shards in rows.items():
+            orders[at][device][run] = local_index[of_shards]
+        held.append(np.flatnonzero(is_here))
+    for at, each, order, start in zip(places, shards, orders, starts, strict=True):
+        rows_by_device = _stretched([row for of_device in order for row in of_device], num_examples)
+        together = rows_by_device.reshape(k_c, len(each.size), -1).astype(np.int32)
+        nodes[at] = type(each)(together, start, each.size)
+    return _stretched(held, num_examples), jax.tree.unflatten(structure, nodes)
 
 
-def _stretched(arrays: Sequence[np.ndarray], num_examples: int) -> list[np.ndarray]:
-    """Append zeros in the last axis to the largest length, rounded up.
+def _on_device(shards: Tree, device: int, num_devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (start, size), each [R, N], of what a device has of each shard."""
+    if isinstance(shards, SharedExamples):
+        begin, size = part(shards.size, device, num_devices)
+        return shards.start + begin, size
+    number = shards.size.shape[1]
+    is_mine = owner(np.arange(number), number, num_devices) == device
+    return shards.start, np.where(is_mine, shards.size, 0)
+
+
+def _stretched(arrays: Sequence[np.ndarray], num_examples: int) -> np.ndarray:
+    """Stack arrays with zeros appended, to the largest length rounded up.
 
     So that held-out domains of almost equal sizes share a program.
     """
     step = -(-num_examples // _STEPS)
-    most = max(1, *(array.shape[-1] for array in arrays))
-    length = -(-most // step) * step
-    return [
-        np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, length - array.shape[-1])])
-        for array in arrays
-    ]
-
-
-def _rows(shards: Tree, layout: Layout) -> _Rows:
-    order, start, size = shards
-    first = np.cumsum(size, axis=1) - size
-    total = size.sum(1)
-    rows = [
-        of_run[np.repeat(begin - before, count) + np.arange(count.sum())]
-        for of_run, begin, before, count in zip(order, start, first, size, strict=True)
-    ]
-    num_shards, num_devices = size.shape[1], layout.client_devices
-    at = first_client(np.arange(num_devices), num_shards, num_devices, layout.lanes)
-    within = np.minimum(at, num_shards - 1)
-    begins = np.where(at < num_shards, first[:, within], total[:, None])
-    return _Rows(rows, np.concatenate([begins, total[:, None]], axis=1))
+    length = -(-max(1, *(len(array) for array in arrays)) // step) * step
+    return np.stack([np.pad(array, (0, length - len(array))) for array in arrays])

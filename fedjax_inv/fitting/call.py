@@ -14,7 +14,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Partition
-from fedjax_inv.fitting import arguments, machine, segments
+from fedjax_inv.devices import Layout
+from fedjax_inv.fitting import arguments, segments
 from fedjax_inv.fitting.fitted import Fitted, Serving
 from fedjax_inv.types import Algorithm, Array, Cohort, Loss, Model, Tree, Variables
 
@@ -149,7 +150,7 @@ def fit(
     )
     seeds = arguments.checked_seeds(seeds)
     runs = tuple(program.grid(seeds, **hyper))
-    machine.make_cores_devices(devices)
+    platforms.make_devices(devices or platforms.cores())
 
     if isinstance(data, Dataset):
         arguments.check_absent("a Dataset", y=y, client=client, test=test)
@@ -225,7 +226,7 @@ def fit(
         score=objective.score.function,
         precision=facts.precision,
     )
-    layout = machine.layout(devices, len(runs), cohorts.who.shape[2], sizes.shape[1], network)
+    layout = Layout.of(platforms.devices(devices), len(runs), cohorts.who.shape[2], sizes.shape[1])
     sample = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), examples)
     if layout.mesh is not None:
         examples, inputs = layout.place(jax.device_get(examples), inputs)

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import checks, devices, platforms, rounds
+from fedjax_inv import devices, platforms, rounds
 from fedjax_inv.communication import Traffic
-from fedjax_inv.devices import Layout, loops
+from fedjax_inv.devices import Layout
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Played, Training
-from fedjax_inv.types import Array, Cohort, Examples, Model, Tree
+from fedjax_inv.types import Array, Cohort, Examples, Tree
 
 T = TypeVar("T")
 
@@ -77,24 +77,15 @@ def make(
       experiment: the settings of all runs.
       client_chunk: how many clients of a device train at once; 0 for all.
       run_chunk: how many runs of a device train at once; 0 for all.
-      layout: the devices that share the runs and their clients, and the order of sums. Data and
-        inputs must be placed by `Layout.place`. By default there is one device, data and inputs may
-        lie anywhere, and sums are in the fastest order.
-
-    Raises:
-      UsageError: if a chunk is negative, or for settings that are not allowed.
+      layout: the devices that share the runs and their clients. Data and inputs must be placed by
+        `Layout.place`. By default there is one device, and data and inputs may lie anywhere.
     """
-    _check(experiment)
     layout = Layout() if layout is None else layout
-    checks.record("layout", layout, Layout)
-    checks.integer("client_chunk", client_chunk, 0)
-    checks.integer("run_chunk", run_chunk, 0)
-
     axis = layout.axis(devices.chunked(client_chunk) if client_chunk else devices.vmapped())
-    are_cut = layout.own and layout.mesh is not None
-    run = OneRun(experiment, axis, layout.num_parts, are_cut)
+    run = OneRun(experiment, axis)
 
-    over_runs = over_runs_of(layout, run_chunk)
+    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
+        return _over_runs(fn, run_chunk, *arguments)
 
     def init(data: Examples, inputs: Inputs) -> Training:
         return over_runs(lambda one: run.start(data, one), inputs)
@@ -113,7 +104,7 @@ def make(
         """Return the bytes, computed for one device; more devices do not change them."""
 
         def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
-            if are_cut:
+            if layout.own and layout.mesh is not None:
                 data, inputs = devices.local_view(data, inputs)
             return data, jax.tree.map(lambda leaf: leaf[0], inputs)
 
@@ -142,18 +133,19 @@ def make(
     whole: Any = PartitionSpec()
     runs: Any = layout.run_spec
     specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
-    options = compiler_options(experiment, layout)
     # `init` runs once, and in a short run `evaluate` seldom.
-    once, seldom = options | platforms.quick_to_compile(), options
+    once, often = platforms.quick_to_compile(), platforms.one_thread()
+    seldom = often
     if experiment.quick_to_compile:
-        once = seldom = options | platforms.quickest_to_compile()
+        once = seldom = often | platforms.quickest_to_compile()
+        often |= platforms.quick_to_compile()
     begin = jax.jit(layout.over(init, (), specs), compiler_options=once)
     return Program(
         begin,
         jax.jit(
             layout.over(play, (specs, whole), (specs, runs)),
             donate_argnums=2,
-            compiler_options=options,
+            compiler_options=often,
         ),
         jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=seldom),
         traffic,
@@ -179,61 +171,12 @@ def _by_shapes(fn: Callable[[Examples, Inputs], T]) -> Callable[[Examples, Input
     return of
 
 
-def _check(experiment: Experiment) -> None:
-    checks.record("experiment", experiment, Experiment)
-    checks.record("model", experiment.model, Model)
-    for name in ("algorithm", "loss", "score"):
-        checks.function(name, getattr(experiment, name))
-    for name in ("num_groups", "history"):
-        checks.integer(name, getattr(experiment, name))
-    if experiment.stop_within is not None:
-        checks.number("stop_within", experiment.stop_within, "of at least 0", lambda x: x >= 0)
-    for name in (
-        "stop_above",
-        "stop_centred",
-        "end_at_stop",
-        "drop_nonfinite",
-        "pooled",
-        "quick_to_compile",
-    ):
-        checks.boolean(name, getattr(experiment, name))
-    if len(experiment.thresholds):
-        checks.each("thresholds", experiment.thresholds, _check_threshold)
-    for name, schedule in experiment.schedules.items():
-        checks.function(f"schedules[{name!r}]", schedule)
-    checks.one_of("precision", experiment.precision, platforms.PRECISIONS)
-
-
-def _check_threshold(name: str, threshold: float) -> None:
-    checks.number(name, threshold, "that is finite", lambda number: True)
-
-
-def compiler_options(experiment: Experiment, layout: Layout) -> dict[str, Any]:
-    """Return the `compiler_options` of `jax.jit` for what is compiled of an experiment."""
-    quick = platforms.quick_to_compile() if experiment.quick_to_compile else {}
-    return quick | (loops.compiler_options() if layout.lanes else {})
-
-
-def over_runs_of(layout: Layout, run_chunk: int) -> Callable[..., Tree]:
-    """Return (fn of one run, arrays [R, ...]) -> fn of each run, in the order of a layout."""
-
-    def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
-        return _over_runs(fn, run_chunk, *arguments, is_fixed=bool(layout.lanes))
-
-    return over_runs
-
-
-def _over_runs(
-    fn: Callable[..., Tree], at_once: int, *arguments: Tree, is_fixed: bool = False
-) -> Tree:
+def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:
     """Return `fn` of each of R runs, computed for about `at_once` runs at a time (0: all).
 
     All chunks have the same size, the smallest that needs no more chunks than `at_once` does.
-    is_fixed: whether the results must not depend on how many runs there are (`loops`).
     """
     num_runs = jax.tree.leaves(arguments)[0].shape[0]
-    if is_fixed and at_once == 1:
-        return loops.mapped(lambda one: fn(*one), arguments)
     count = -(-num_runs // (at_once or num_runs))
     if count == 1:
         return jax.vmap(fn)(*arguments)

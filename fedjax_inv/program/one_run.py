@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from fedjax_inv import (
     communication,
-    devices,
     evaluation,
     models,
     objectives,
@@ -24,9 +23,7 @@ from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.program.host_inputs import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
 
-# The examples of an evaluation's batch. Each lane fills its last batch up, so with lanes a batch is
-# smaller; a CPU is as fast with it.
-_BATCH, _BATCH_OF_LANE = 512, 64
+_BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch
 
 
 class Experiment(NamedTuple):
@@ -129,8 +126,6 @@ class OneRun(NamedTuple):
 
     experiment: Experiment
     axis: Axis
-    num_parts: int = 1  # into how many parts each shard of `SharedExamples` is cut
-    are_cut: bool = False  # whether the inputs hold these parts already
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
         """Return the algorithm with the hyperparameters of a round; unscheduled without one."""
@@ -205,43 +200,11 @@ class OneRun(NamedTuple):
 
         with jax.named_scope("rounds"):
             training, (reports, watched) = jax.lax.scan(one, training, cohorts)
-        return training, self.played(reports, cohorts)._replace(watched=watched)
-
-    def played(self, reports: tuple[rounds.Report, ...], cohorts: Cohort) -> Played:
-        """Return the report on rounds of which nothing is watched.
-
-        Args:
-          reports: the reports of the rounds, [T, S].
-          cohorts: their cohorts, [T, S].
-        """
-        return Played(
-            metrics=self.axis.isolated(_mean_metrics, reports),
+        return training, Played(
+            metrics=_mean_metrics(reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
-            watched={},
-        )
-
-    def unplayed(
-        self,
-        inputs: Inputs,
-        held_out: tuple[evaluation.Scores, evaluation.Scores],
-        stops: stopping.Stops,
-    ) -> Outcome:
-        """Return the outcome of no rounds (T = 0). held_out: the scores of groups and of the test.
-
-        Args:
-          inputs: the inputs of the run.
-          held_out: the scores of the validation groups and of the test client.
-          stops: those so far.
-        """
-        exchanges = len(self.algorithm(inputs).exchanges)
-        return Outcome(
-            {},
-            jnp.zeros((0, exchanges), jnp.int32),
-            jnp.zeros(0, jnp.int32),
-            {} if inputs.watched is None else {kind: jnp.zeros(0) for kind in ("train", "test")},
-            *held_out,
-            stops,
+            watched=watched,
         )
 
     @_at_precision
@@ -253,12 +216,17 @@ class OneRun(NamedTuple):
             by_class, shards = inputs.detailed
             sets += [(by_class, False), (shards, not self.experiment.pooled)]
         valid, test, *detailed = self.evaluate_each(data, inputs, training.state, sets)
-        outcome = self.unplayed(inputs, self.grouped(inputs, valid, test), training.stops)
-        if detailed:
-            outcome = outcome._replace(
-                detailed=DetailedScores(self.joined(detailed[0]), detailed[1])
-            )
-        return outcome
+        exchanges = len(self.algorithm(inputs).exchanges)
+        return Outcome(
+            metrics={},
+            attended=jnp.zeros((0, exchanges), jnp.int32),
+            broken=jnp.zeros(0, jnp.int32),
+            watched={kind: jnp.zeros(0) for kind in ("train", "test") if inputs.watched},
+            valid=self.by_group(inputs, valid),
+            test=test,
+            stops=training.stops,
+            detailed=DetailedScores(*detailed) if detailed else None,
+        )
 
     def watch(
         self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
@@ -281,7 +249,6 @@ class OneRun(NamedTuple):
         watched = inputs.watched
         sets: Sets = [(watched.train, True), (watched.test, False)]
         train, test = self.evaluate_each(data, inputs, state, sets, shift=shift)
-        test = self.joined(test)
         score = {"train": self.pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
             # Neither a round without a present slot nor a score of no examples stops a run.
@@ -322,8 +289,8 @@ class OneRun(NamedTuple):
             two = self.experiment._replace(
                 score=column(index), loss=column(min(index + 1, num_outputs - 1))
             )
-            of_clients = self._replace(experiment=two).evaluate(
-                data, inputs, state, inputs.watched.train, True
+            (of_clients,) = self._replace(experiment=two).evaluate_each(
+                data, inputs, state, [(inputs.watched.train, True)]
             )
             pooled = self.pooled(of_clients)
             means += [pooled.score[0], pooled.loss[0]]
@@ -347,53 +314,20 @@ class OneRun(NamedTuple):
           shift: as in `evaluate_each`.
         """
         sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
-        train, *held_out = self.evaluate_each(data, inputs, state, sets, needed, shift)
-        return Scores(self.pooled(train), *self.grouped(inputs, *held_out))
+        train, valid, test = self.evaluate_each(data, inputs, state, sets, needed, shift)
+        return Scores(self.pooled(train), self.by_group(inputs, valid), test)
 
     def held_out(self, inputs: Inputs) -> Sets:
         """Return the validation clients and the test client, as `evaluate_each` takes them."""
         return [(inputs.valid, not self.experiment.pooled), (inputs.test, False)]
 
-    def grouped(
-        self, inputs: Inputs, valid: evaluation.Scores, test: evaluation.Scores
-    ) -> tuple[evaluation.Scores, evaluation.Scores]:
-        """Return the scores of the validation groups [G] and of the test client [1].
-
-        Args:
-          inputs: the inputs of the run.
-          valid: the scores of the validation clients.
-          test: those of the test client's parts.
-        """
-        groups = self.by_group(valid, inputs.group, self.experiment.num_groups)
-        return groups, self.joined(test)
-
-    def joined(self, scores: evaluation.Scores) -> evaluation.Scores:
-        """Return the scores of `SharedExamples` from those of their parts."""
-        if self.num_parts == 1:
-            return scores
-        number = scores.size.shape[0] // self.num_parts
-        return self.by_group(scores, jnp.tile(jnp.arange(number), self.num_parts), number)
+    def by_group(self, inputs: Inputs, valid: evaluation.Scores) -> evaluation.Scores:
+        """Return the scores of the validation groups [G] from those of the validation clients."""
+        return evaluation.by_group(valid, inputs.group, self.experiment.num_groups)
 
     def pooled(self, scores: evaluation.Scores) -> evaluation.Scores:
         """Return the scores of all clients together, each [1]."""
-        return self.by_group(scores, jnp.zeros_like(scores.size), 1)
-
-    def by_group(
-        self, scores: evaluation.Scores, group: Array, num_groups: int
-    ) -> evaluation.Scores:
-        """Return the scores of groups, as `evaluation.by_group`."""
-
-        def of(scores: evaluation.Scores, group: Array) -> evaluation.Scores:
-            return evaluation.by_group(scores, group, num_groups)
-
-        return self.axis.isolated(of, scores, group)
-
-    def evaluate(
-        self, data: Examples, inputs: Inputs, state: rounds.State, shards: Shards, seen: bool
-    ) -> evaluation.Scores:
-        """Return the scores of a state on shards, as `evaluate_each` does on several."""
-        (scores,) = self.evaluate_each(data, inputs, state, [(shards, seen)])
-        return scores
+        return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
 
     @_at_precision
     def evaluate_each(
@@ -419,26 +353,19 @@ class OneRun(NamedTuple):
         if shift is not None:
             outputs = algorithm.predict
             algorithm = algorithm._replace(predict=lambda *of: outputs(*of) - shift)
-        federations = []
-        for shards, seen in sets:
-            if isinstance(shards, SharedExamples) and not self.are_cut:
-                shards = devices.cut(shards, self.num_parts)
-            federations.append((Federation(data, *shards), seen))
         return evaluation.evaluate_each(
             algorithm,
             state,
-            federations,
+            [
+                evaluation.Set(Federation(data, *shards), seen, isinstance(shards, SharedExamples))
+                for shards, seen in sets
+            ],
             axis=self.axis,
-            batch_size=self.batch_size,
+            batch_size=_BATCH_ON_CPU if platforms.on_cpu() else _BATCH,
             needed=needed,
             loss=self.experiment.loss,
             score=self.experiment.score,
         )
-
-    @property
-    def batch_size(self) -> int:
-        """The examples of an evaluation's batch."""
-        return _BATCH_OF_LANE if self.axis.lanes else _BATCH
 
     def traffic(self, data: Examples, inputs: Inputs) -> list[communication.Traffic]:
         """Return the bytes that a client downloads and uploads in each exchange."""

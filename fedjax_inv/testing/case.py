@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from fedjax_inv import checks, devices, rounds, tree
+from fedjax_inv import checks, devices, platforms, rounds, tree
 from fedjax_inv.testing import inputs
 from fedjax_inv.testing.comparing import largest_difference, plain
 from fedjax_inv.testing.inputs import HISTORY, NUM_CLIENTS
@@ -34,9 +34,8 @@ from fedjax_inv.types import (
 
 T = TypeVar("T")
 Result = tuple[rounds.State, tuple[rounds.Report, ...]]
-LANES = 8
 # By client, so that neither the devices nor the order of slots changes a bit.
-ALONE = devices.chunked(1, lanes=LANES)._replace(replicated=False)
+ALONE = devices.chunked(1)._replace(replicated=False)
 SEGMENT = 3  # rounds; the schedule has two of them
 
 
@@ -147,7 +146,7 @@ class Case:
         here = len(jax.devices("cpu"))
         self.num_devices = max(number for number in (1, 2, 4) if number <= here)
         self.is_exact = is_exact
-        self.options = {**devices.compiler_options(), **(options or {})}
+        self.options = {**platforms.one_thread(), **(options or {})}
         self._results: dict[str, Any] = {}
 
         # Compact, so that a law can leave clients out: `segment` has the whole federation.
@@ -463,7 +462,7 @@ class Case:
             play = devices.over(
                 mesh, partial(self.round, axis=axis), (lies, whole, whole), (lies, whole)
             )
-            room = num_devices * devices.clients_per_device(NUM_CLIENTS, num_devices, LANES)
+            room = num_devices * devices.clients_per_device(NUM_CLIENTS, num_devices)
 
             def padded(leaf: Array) -> Array:
                 return jnp.concatenate([leaf, leaf[: room - NUM_CLIENTS]])

@@ -164,12 +164,7 @@ class Assembled(NamedTuple):
 
         Raises UsageError if there are too few devices.
         """
-
-        def states() -> machine.States:
-            kept = self.kept(cell)
-            return machine.States(kept.server, kept.client)
-
-        return machine.layout(self.config.run, self._load(cell), states)
+        return machine.layout(self.config.run, self._load(cell))
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
@@ -179,7 +174,7 @@ class Assembled(NamedTuple):
         num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
         number = 1 if facts(cell.algorithm).pooled else num_clients
         slots = self.config.participation.slots(number)
-        return machine.Load(len(cell.runs), number, slots, num_bytes(self.data), self.num_bytes)
+        return machine.Load(len(cell.runs), number, slots, num_bytes(self.data))
 
     def check_fit(self) -> None:
         """Raises UsageError if an algorithm's settings do not fit the network."""
@@ -290,7 +285,7 @@ def assemble(
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper, Sizes())
     data = _examples(config, list(draws.values()))
-    if machine.most_devices(config.run) > 1:
+    if len(machine.devices_of(config.run)) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits: Mapping[str | None, Splits] = {

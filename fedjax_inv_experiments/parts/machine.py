@@ -1,31 +1,29 @@
 """The length of a run, and the machine: devices, processes, and the process that writes files.
 
 Every process runs the same program on the same flags. The runs of a cell and their clients are
-divided among all devices of the processes (`devices.shape_of_mesh`). If several devices share the
+divided among all devices of the processes (`Layout.of`). If several devices share the
 clients of a run and all clients attend every round, each device holds only the examples and states
 of its own clients; otherwise every device holds all of them (--hold).
 """
 
 import dataclasses
-import math
 import os
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
-from fedjax_inv import checks, devices, platforms
+from fedjax_inv import checks, platforms
+from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
-from fedjax_inv.platforms import cores
 from fedjax_inv_experiments.flags.flag import (
     SEED,
     at_least,
     check_different,
     flag,
     flag_error,
+    in_flags,
     is_whole,
     number_or,
 )
@@ -89,12 +87,6 @@ class Running:
         "Devices that share the runs and their clients; on a CPU, cores; with several processes on "
         "CPUs, those of each; auto: all that help and fit into memory.",
         number_or("auto", lowest=1),
-    )
-    sum_order: str = flag(
-        "auto",
-        "The order of sums over clients and examples: fixed, the same on any number of devices; "
-        "fast; auto: fixed on CPUs, fast elsewhere.",
-        choices=("auto", "fixed", "fast"),
     )
     hold: str = flag(
         "auto",
@@ -163,26 +155,18 @@ def prepare(chosen: Running) -> None:
 
     Each CPU core becomes a JAX device: a second core makes a convolution little faster, but it
     trains a second client at full speed. Call this before JAX starts. GPUs have no use for that.
-    JAX_NUM_CPU_DEVICES comes before `auto`.
+    JAX_NUM_CPU_DEVICES comes before.
     """
     if chosen.deterministic:
         known = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{known} {_DETERMINISTIC}=true".strip()
-    here = cores()
+    number = platforms.cores()
     if chosen.devices != "auto":
-        number = min(int(chosen.devices), here)
-    elif getattr(jax.config, "jax_num_cpu_devices", 0) > 0:
-        return
-    else:
+        number = int(chosen.devices)
+    elif chosen.coordinator_address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]"):
         # Processes on one machine share its cores, unless their affinities say more.
-        number = max(1, here // chosen.num_processes) if _is_here(chosen) else here
-    if number > 1:
-        jax.config.update("jax_num_cpu_devices", number)
-
-
-def _is_here(chosen: Running) -> bool:
-    """Whether the processes of --coordinator_address are all on this machine."""
-    return chosen.coordinator_address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]")
+        number = max(1, number // chosen.num_processes)
+    platforms.make_devices(number)
 
 
 def at_once(chunk: str) -> int:
@@ -223,59 +207,36 @@ def connect(chosen: Running) -> None:
 
 
 class Load(NamedTuple):
-    """What devices can share in a cell, and the sizes that decide how."""
+    """What devices can share in a cell."""
 
     num_runs: int
     num_clients: int
     slots: int  # the clients that attend a round
     data: int  # bytes of the examples
-    network: int  # bytes of a network
 
 
-class States(NamedTuple):
-    """The bytes of what a run of a cell keeps from round to round."""
-
-    server: int  # all but the states of clients
-    client: int  # the state of one client
-
-
-def layout(
-    chosen: Running, load: Load, states: Callable[[], States] = lambda: States(0, 0)
-) -> Layout:
-    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices.
-
-    states: counts what a run keeps; `auto` takes no more devices than there is memory for.
-    """
-    lanes = _lanes(chosen, load.network)
-    processes, most = jax.process_count(), most_devices(chosen)
-    is_auto, is_cpu = chosen.devices == "auto", jax.default_backend() == "cpu"
-    there = memory()
-    on_host = streams(chosen, load)
-    data = 0 if on_host else load.data
+def layout(chosen: Running, load: Load) -> Layout:
+    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
+    used, copied = devices_of(chosen), 0 if streams(chosen, load) else load.data
+    own = {"auto": None, "own": True, "all": False, "stream": False}[chosen.hold]
+    if not copied:
+        own = False
     while True:
-        num_runs, num_clients = shape = devices.shape_of_mesh(
-            load.num_runs, load.slots, most, most=lanes, multiple=processes
-        )
-        own = not on_host and holds_own(chosen, load.num_clients, load.slots, num_clients)
-        count = num_runs * num_clients
-        copies = num_runs if own else count
-        found = Layout(_mesh(shape), own, lanes, load.num_runs)
-        fits = not is_cpu or copies * data <= _PART_FOR_DATA * there
-        if is_auto and is_cpu and count > 1 and fits:  # the devices of a CPU have one memory
-            of_run = states().server + states().client * found.clients_per_device(load.num_clients)
-            of_all = count * found.runs_per_device(load.num_runs) * of_run
-            fits = copies * data + of_all <= there
-        if fits or not is_auto or count <= processes:
-            break
-        most = count - processes  # fewer, of auto
-    if copies > 1 and not fits and not is_auto:
-        raise flag_error(
-            "devices",
-            chosen.devices,
-            f"needs {copies * data:.3g} bytes for {copies} copies of the examples, must be "
-            "fewer, or auto",
-        )
-    return found
+        found = Layout.of(used, load.num_runs, load.slots, load.num_clients, own)
+        copies = found.run_devices * (1 if found.own else found.client_devices)
+        # The devices of a CPU have one memory: auto takes fewer.
+        is_fixed = chosen.devices != "auto" or jax.process_count() > 1 or len(used) == 1
+        if is_fixed or not platforms.on_cpu() or copies * copied <= _PART_FOR_DATA * memory():
+            return found
+        used = used[:-1]
+
+
+def devices_of(chosen: Running) -> list[jax.Device]:
+    """The devices that cells may use. Raises UsageError if there are too few."""
+    try:
+        return platforms.devices(None if chosen.devices == "auto" else int(chosen.devices))
+    except UsageError as error:
+        raise in_flags(error, "", {"devices": "devices"}) from None
 
 
 def streams(chosen: Running, load: Load) -> bool:
@@ -291,50 +252,6 @@ def streams(chosen: Running, load: Load) -> bool:
 def too_large(size: int) -> bool:
     """Whether so many bytes do not fit into memory beside what computes on them."""
     return size > _PART_FOR_STREAM * memory()
-
-
-def most_devices(chosen: Running) -> int:
-    """The number of devices that cells may use. Raises UsageError if there are too few."""
-    available = len(jax.devices())
-    if jax.process_count() > 1:
-        return available
-    if chosen.devices == "auto":
-        return min(available, cores()) if jax.default_backend() == "cpu" else available
-    count = int(chosen.devices)
-    if count > available:
-        raise flag_error(
-            "devices", count, f"must be at most {available}, the devices of this machine"
-        )
-    return count
-
-
-def _mesh(shape: tuple[int, int]) -> Mesh | None:
-    """The mesh of equally many devices of each process; None for a single device."""
-    share = math.prod(shape) // jax.process_count()
-    used = [
-        device
-        for process in range(jax.process_count())
-        for device in [each for each in jax.devices() if each.process_index == process][:share]
-    ]
-    return devices.mesh(shape, used)
-
-
-def _lanes(chosen: Running, num_bytes: int) -> int:
-    """The number of lanes of sums, 0 for sums in any order. num_bytes: those of a network."""
-    is_cpu = jax.default_backend() == "cpu"
-    in_lanes = {"auto": is_cpu, "fixed": True, "fast": False}[chosen.sum_order]
-    return devices.number_of_lanes(num_bytes) if in_lanes else 0
-
-
-def holds_own(chosen: Running, num_clients: int, slots: int, num_devices: int) -> bool:
-    """Whether each device holds only the examples and states of its own clients.
-
-    num_devices: how many devices share the clients of a run.
-    """
-    # If few clients attend, one device may have more of them than another, which then waits.
-    all_attend = slots == num_clients > 1
-    own = {"auto": all_attend and num_devices > 1, "own": True, "all": False, "stream": False}
-    return own[chosen.hold]
 
 
 def memory() -> int:

@@ -22,6 +22,7 @@ from fedjax_inv import (
     local,
     models,
     objectives,
+    platforms,
     program,
     rounds,
     schedules,
@@ -30,7 +31,7 @@ from fedjax_inv.algorithms import erm, fedavg, fedbn
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, environments, federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.fitting import arguments, machine, segments
+from fedjax_inv.fitting import arguments, segments
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
@@ -100,14 +101,14 @@ def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
     _, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.3, seeds=[SEEDS[1]])
     split, seed, run = splits[SEEDS[1]], SEEDS[1], 3
     algorithm = fedavg.fedavg(MODEL, local.epochs(optax.sgd(RATES[1]), batch_size=4))
-    axis, key = devices.chunked(1, lanes=64), jax.random.key(seed)
+    axis, key = devices.chunked(1), jax.random.key(seed)
     # Compiled, as a draw without compilation rounds its products by themselves.
     variables = jax.jit(MODEL.init)(jax.random.fold_in(key, 0), jnp.zeros((1, 3)))
     start = jax.random.fold_in(key, 1)
     state = rounds.init(algorithm, variables, split.train, start, history=2, axis=axis)
     play = jax.jit(
         lambda *arguments: rounds.run(algorithm, *arguments, axis=axis)[0],
-        compiler_options=devices.compiler_options(),
+        compiler_options=platforms.one_thread(),
     )
     state = play(state, schedule(program.schedule_key(seed)), split.train)
     assert fitted.runs[run] == program.Run(seed, {"learning_rate": RATES[1]})
@@ -504,18 +505,6 @@ def test_the_momentum_of_sgd_alone_is_known() -> None:
             assert work.momentum == known
     for none in (0, 0.0, np.float32(0)):  # Adam takes no momentum
         assert arguments.work(optax.adam, 0.1, none, 2, 1, sizes).momentum is None
-
-
-def test_several_devices_have_the_layout_of_the_binaries() -> None:
-    network = MODEL.init(jax.random.key(0), X[:1])
-    alone = machine.layout(1, 6, 4, 4, network)
-    assert (alone.mesh, alone.lanes) == (None, 64)
-    shared = machine.layout(2, 6, 4, 4, network)
-    assert (shared.run_devices, shared.client_devices, shared.own) == (2, 1, False)
-    clients_alone = machine.layout(4, 1, 8, 8, network)
-    assert (clients_alone.run_devices, clients_alone.client_devices) == (1, 4)
-    assert clients_alone.own
-    assert not machine.layout(4, 1, 8, 9, network).own
 
 
 @pytest.mark.slow
