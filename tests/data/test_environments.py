@@ -226,17 +226,6 @@ def test_noise_and_cue_shift_the_label_as_often_as_they_should(cue, num_classes)
         assert rate_is(after.y == before.y, 0.75)
 
 
-@pytest.mark.parametrize(("probability", "shift"), [(0, 0), (1, 1)])
-def test_certain_draws(probability, shift):
-    before = labelled(num_classes=5)
-    after = environments.colored(
-        before, flips=[probability], test_flip=0.5, label_noise=probability, seed=0
-    )
-    train = after.domain == 0
-    np.testing.assert_array_equal(after.y, (before.y + shift) % 5)
-    np.testing.assert_array_equal(after.x.color[train], (before.y[train] + 2 * shift) % 5)
-
-
 @given(
     num=st.integers(30, 90),
     num_test=st.integers(1, 20),
@@ -365,28 +354,6 @@ def test_cover_against_a_naive_loop(patch_size, channels):
     assert (black.sum(axis=(1, 2)) == patch_size**2).all()
     assert (black[:, 0, 0] == (after.x.corner == 0)).all()
     assert (black[:, 0, -1] == (after.x.corner == 1)).all()
-
-
-def test_render_under_transformations():
-    colored, patched = (make(labelled(num_classes=2), seed=0) for make in CUES.values())
-
-    def scanned(render, x):
-        batches = jax.tree.map(lambda leaf: leaf.reshape(6, 10, *leaf.shape[1:]), x)
-        seen = jax.lax.scan(lambda carry, batch: (carry, render(batch)), 0, batches)[1]
-        return seen.reshape(60, *seen.shape[2:])
-
-    @jax.jit  # one program for all: compiling takes the time
-    def seen(*inputs):
-        renders = [colored.render, patched.render]
-        return [
-            (jax.vmap(render)(x), scanned(render, x))
-            for render, x in zip(renders, inputs, strict=True)
-        ]
-
-    expected = [naive_paint(colored.x, 2), naive_cover(patched.x, 1)]
-    for naive, images in zip(expected, seen(colored.x, patched.x), strict=True):
-        for transformed in images:
-            np.testing.assert_allclose(transformed, naive, rtol=1e-6)
 
 
 # the data sets of the papers

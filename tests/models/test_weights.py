@@ -5,6 +5,7 @@ NumPy, in its layouts, its order of operations and its symmetric padding.
 import logging
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -142,23 +143,6 @@ def shapes() -> Variables:
     return shapes_of(tiny())
 
 
-@pytest.mark.slow
-def test_a_loaded_resnet50_is_the_formula_of_torchvision(tmp_path: Path) -> None:
-    arrays = torchvision(depths=BOTTLENECK, channels=2)
-    assert len(arrays) == 320  # as torchvision's, and timm's
-    path = write(tmp_path / "resnet50.npz", arrays)
-    model = models.resnet50(NUM_CLASSES, widths=WIDTHS, image_size=32)
-    x = np.random.default_rng(1).normal(size=(2, 9, 12, 2))
-    variables, report = weights.load(path, shapes_of(model, 2))
-    assert (report.missing, report.misshaped) == ({}, {})
-    with jax.enable_x64(True):
-        doubled = jax.tree.map(lambda a: np.asarray(a, np.float64), variables)
-        logits = jax.jit(lambda v, x: models.predict(model, v, x))(doubled, x)
-    expected = forward(arrays, x.transpose(0, 3, 1, 2), 1, False)
-    assert np.abs(expected[0] - expected[1]).max() > 1e-2
-    assert_close(logits, expected, rtol=1e-9, atol=1e-9)
-
-
 def test_all_that_does_not_fit_is_told_at_once(tmp_path: Path) -> None:
     arrays = without("bn1.weight") | {"neck.weight": np.ones(2, np.float32)}
     for name in ("layer1.0.conv1.weight", "layer2.0.bn1.bias"):
@@ -182,42 +166,38 @@ def shapes_of(model: Model, channels: int = 1) -> Variables:
 
 
 @pytest.mark.parametrize(
-    ("image_size", "norm", "cut", "image", "suffix"),
+    ("make", "image_size", "norm", "cut", "image", "suffix"),
     slow.after(
         1,
         [
-            (224, "batch", 0, (35, 38, 2), ".safetensors"),
-            (32, "batch", None, (9, 8, 1), ".npz"),
-            (64, "frozen", 2, (21, 34, 3), ".safetensors"),
+            (models.resnet18, 224, "batch", 0, (35, 38, 2), ".safetensors"),
+            (models.resnet18, 32, "batch", None, (9, 8, 1), ".npz"),
+            (models.resnet18, 64, "frozen", 2, (21, 34, 3), ".safetensors"),
+            (models.resnet50, 32, "batch", None, (9, 12, 2), ".npz"),
         ],
     ),
 )
 def test_a_loaded_network_is_the_formula_of_torchvision(
-    tmp_path: Path, image_size: int, norm: str, cut: int | None, image: tuple, suffix: str
+    tmp_path: Path, make: Any, image_size: int, norm: str, cut: int, image: tuple, suffix: str
 ) -> None:
     """In float64: padding that is off by one side would be off in the first digit."""
     window, stride, pool = {32: (3, 1, False), 64: (7, 2, False), 224: (7, 2, True)}[image_size]
-    arrays = torchvision(window, channels=image[-1])
-    path = write(tmp_path / f"resnet18{suffix}", arrays)
-    model = tiny(image_size=image_size, norm=norm, cut=cut)
+    depths = BASIC if make is models.resnet18 else BOTTLENECK
+    arrays = torchvision(window, channels=image[-1], depths=depths)
+    assert len(arrays) == (122 if depths == BASIC else 320)  # as torchvision's
+    path = write(tmp_path / f"resnet{suffix}", arrays)
+    model = make(NUM_CLASSES, widths=WIDTHS, image_size=image_size, norm=norm, cut=cut)
     x = np.random.default_rng(1).normal(size=(2, *image))
-    shapes = shapes_of(model, image[-1])
-    variables, report = weights.load(path, shapes)
-    assert jax.tree.map(lambda a: (a.shape, a.dtype), variables) == jax.tree.map(
-        lambda a: (a.shape, a.dtype), shapes
-    )
-    expected = forward(arrays, x.transpose(0, 3, 1, 2), stride, pool)
+    variables, report = weights.load(path, shapes_of(model, image[-1]))
     with jax.enable_x64(True):
         doubled = jax.tree.map(lambda a: np.asarray(a, np.float64), variables)
         logits = jax.jit(lambda v, x: models.predict(model, v, x))(doubled, x)
-        assert logits.dtype == np.float64
+    expected = forward(arrays, x.transpose(0, 3, 1, 2), stride, pool)
     assert np.abs(expected[0] - expected[1]).max() > 1e-2
     assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     counters = {name for name in arrays if name.endswith("num_batches_tracked")}
     assert report.taken == {k: a.shape for k, a in arrays.items() if k not in counters}
-    assert report.left == dict.fromkeys(counters, ())
-    assert report.missing == {}
-    assert len(arrays) == 122  # as torchvision's
+    assert (report.left, report.missing) == (dict.fromkeys(counters, ()), {})
 
 
 def leaves_by_path(tree: Tree) -> dict[str, np.ndarray]:
