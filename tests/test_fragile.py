@@ -101,11 +101,9 @@ KNOWN = ["adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi"]
 
 
 def test_optaxs_optimizers() -> None:
-    """Optax may move its optimizers: `optimizers.names_in_optax` finds them."""
-    names = optimizers.names_in_optax()
-    assert set(KNOWN) < set(names)
-    assert optimizers.NAMES == names == sorted(set(names))
-    for name in names:
+    """Optax may move its optimizers: `optimizers.NAMES` lists them."""
+    assert set(KNOWN) < set(optimizers.NAMES)
+    for name in optimizers.NAMES:
         optimizer = getattr(optax, name)(0.1)
         state = optimizer.init(jnp.ones(2))
         updates, _ = optimizer.update(jnp.ones(2), state, jnp.ones(2))

@@ -3,19 +3,15 @@
 import contextlib
 import errno
 import os
-import re
 import signal
 import sys
-import threading
-import traceback
 import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.flags import extras
 
-_LONGEST = 2000  # characters of a line
 _showwarning = warnings.showwarning
 
 LOST = 4  # the status of a process whose run has lost another process
@@ -39,8 +35,7 @@ def in_one_line() -> Iterator[None]:
     package of an extra count as bad input. Any other error is a defect, which needs its traceback.
     """
     try:
-        with _held_tracebacks():
-            yield
+        yield
     except UsageError as error:
         _fail(str(error), 2)
     except OSError as error:
@@ -62,31 +57,6 @@ def in_one_line() -> Iterator[None]:
         _fail(str(error), LOST)
 
 
-@contextlib.contextmanager
-def _held_tracebacks() -> Iterator[None]:
-    """Prints the tracebacks of other threads at the end, unless an error in one line ends the work.
-
-    Orbax writes in threads. If the disk is full, each fails with a traceback, and the main thread
-    with the error that counts.
-    """
-    held: list[str] = []
-
-    def hold(error: Any) -> None:
-        parts = traceback.format_exception(error.exc_type, error.exc_value, error.exc_traceback)
-        held.append("".join(parts))
-
-    before = threading.excepthook, sys.unraisablehook
-    threading.excepthook = sys.unraisablehook = hold  # the second is for threads of C++
-    try:
-        yield
-    except (UsageError, OSError, Diverged, Lost):
-        held.clear()
-        raise
-    finally:
-        threading.excepthook, sys.unraisablehook = before
-        sys.stderr.writelines(held)
-
-
 # How work that ended early goes on.
 CONTINUES = "run the same command (train and sweep: with --resume) to continue"
 _REMEDIES = {
@@ -94,9 +64,6 @@ _REMEDIES = {
     errno.EDQUOT: f"make room on the disk, then {CONTINUES}",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-
-_GLYPH = re.compile(r"Glyph (\d+) .* missing from font\(s\) (.+)\.$")  # matplotlib's warning
-_LACKING: set[str] = set()  # the fonts of which a line was printed
 
 
 def printable(text: str) -> str:
@@ -114,12 +81,6 @@ def show_warning(
 ) -> None:
     """Prints a warning for users in one line, in place of `warnings.showwarning`."""
     text = " ".join(str(message).splitlines())
-    if glyph := _GLYPH.match(text):  # each character of each figure has a warning
-        if glyph[2] in _LACKING:
-            return
-        _LACKING.add(glyph[2])
-        character = chr(int(glyph[1]))
-        text = f"the font {glyph[2]} lacks some characters, such as {character}; figures show boxes"
     if category is UserWarning:
         print(f"warning: {printable(text)}", file=sys.stderr)
     else:
@@ -128,7 +89,5 @@ def show_warning(
 
 def _fail(message: str, status: int) -> NoReturn:
     line = printable(" ".join(message.splitlines()))
-    if len(line) > _LONGEST:  # a list of thousands; both ends are enough
-        line = f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
     print(f"error: {line}", file=sys.stderr)
     sys.exit(status)

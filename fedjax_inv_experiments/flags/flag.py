@@ -31,6 +31,7 @@ FINITE = Range(lambda value: 0 <= value <= _MOST, "at least 0 and at most 1e38")
 PROBABILITY = Range(lambda value: 0 <= value <= 1, "between 0 and 1")
 FRACTION = Range(lambda value: 0 <= value < 1, "at least 0 and below 1")
 INSIDE = Range(lambda value: 0 < value < 1, "above 0 and below 1")
+PART = Range(lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
 def at_least(lowest: int) -> Range:

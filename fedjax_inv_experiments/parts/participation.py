@@ -12,6 +12,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Array, Cohort
 from fedjax_inv_experiments.flags.flag import (
     FRACTION,
+    PART,
     PROBABILITY,
     at_least,
     flag,
@@ -21,7 +22,6 @@ from fedjax_inv_experiments.flags.flag import (
     is_whole,
     pair,
 )
-from fedjax_inv_experiments.parts.optimizers import PART
 
 
 def _is_probability(text: str) -> bool:

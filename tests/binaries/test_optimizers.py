@@ -1,6 +1,5 @@
 """Optimizers by name, and learning rates that go with the rounds."""
 
-import inspect
 from typing import Any
 
 import chex
@@ -90,7 +89,6 @@ def test_an_optimizer_is_what_its_flags_say(
         (dict(optimizer="lbfgs"), "--optimizer=lbfgs"),
         (dict(optimizer="adam", optimizer_settings=("b3=0.5",)), "--optimizer_set=b3=0.5"),
         (dict(optimizer="adam", optimizer_settings=("b1=nan",)), "--optimizer_set=b1=nan"),
-        (dict(optimizer="adam", optimizer_settings=("b1=1",)), "--optimizer_set=b1=1"),
         (dict(optimizer_settings=("momentum=0.9",)), "--optimizer_set=momentum=0.9"),
         (dict(schedule="cosine", warmup_rounds=50), "--warmup_rounds=50"),
     ],
@@ -98,16 +96,6 @@ def test_an_optimizer_is_what_its_flags_say(
 def test_what_does_not_fit_is_refused(flags: dict[str, Any], name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name}"):
         config.of(**flags)
-
-
-def test_every_number_of_an_optimizer_has_a_range_that_holds_its_default() -> None:
-    for name in optimizers.NAMES:
-        for each in inspect.signature(getattr(optax, name)).parameters.values():
-            if type(each.default) in (int, float):
-                allowed = optimizers.range_of(name, each.name)
-                assert allowed.text, (name, each.name)
-                assert allowed.holds(each.default), (name, each.name)
-                assert not allowed.holds(-1), (name, each.name)
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
