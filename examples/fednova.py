@@ -3,7 +3,7 @@
 A client divides the change of its parameters by its number tau of local steps of plain SGD. The
 server multiplies the mean by the mean tau. So clients with more steps do not count for more.
 
-python examples/fednova.py; python -m fedjax_inv.testing examples.fednova:fednova
+python examples/fednova.py; python -m fedjax_inv.laws examples.fednova:fednova
 """
 
 import jax

@@ -5,31 +5,45 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fedjax_inv import algorithms, local, models, testing
-from fedjax_inv.testing import inputs
-from fedjax_inv.testing.comparing import assert_close as assert_close
-from fedjax_inv.testing.comparing import assert_equal as assert_equal
-from fedjax_inv.testing.comparing import assert_same_bits as assert_same_bits
-from fedjax_inv.testing.comparing import plain as plain
-from fedjax_inv.testing.inputs import HISTORY as HISTORY
-from fedjax_inv.testing.inputs import IMAGE as IMAGE
-from fedjax_inv.testing.inputs import NUM_CLASSES as NUM_CLASSES
-from fedjax_inv.testing.inputs import NUM_CLIENTS as NUM_CLIENTS
-from fedjax_inv.testing.inputs import SIZES as SIZES
-from fedjax_inv.testing.inputs import NormedHidden as NormedHidden
-from fedjax_inv.testing.inputs import cohort as cohort
-from fedjax_inv.testing.inputs import epochs as epochs
-from fedjax_inv.testing.inputs import federation as federation
-from fedjax_inv.testing.inputs import in_floats as in_floats
-from fedjax_inv.testing.inputs import relaid as relaid
-from fedjax_inv.testing.inputs import rows_of as rows_of
-from fedjax_inv.testing.inputs import schedule as schedule
+from fedjax_inv import algorithms, laws, local, models
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.laws import HISTORY as HISTORY
+from fedjax_inv.laws import IMAGE as IMAGE
+from fedjax_inv.laws import NUM_CLASSES as NUM_CLASSES
+from fedjax_inv.laws import NUM_CLIENTS as NUM_CLIENTS
+from fedjax_inv.laws import SIZES as SIZES
+from fedjax_inv.laws import NormedHidden as NormedHidden
+from fedjax_inv.laws import assert_close as assert_close
+from fedjax_inv.laws import assert_equal as assert_equal
+from fedjax_inv.laws import cohort as cohort
+from fedjax_inv.laws import epochs as epochs
+from fedjax_inv.laws import federation as federation
+from fedjax_inv.laws import in_floats as in_floats
+from fedjax_inv.laws import network as small_normed
+from fedjax_inv.laws import plain as plain
+from fedjax_inv.laws import relaid as relaid
+from fedjax_inv.laws import schedule as schedule
 from fedjax_inv.types import Algorithm, Array, Federation, Model, Shard, Tree, Work
 
-small_normed = inputs.network
+
+def rows_of(federation: Federation, who: int) -> np.ndarray:
+    """The rows of a client's examples."""
+    return parts_of(federation)[who]
+
+
+def assert_same_bits(first: Tree, second: Tree) -> None:
+    """Assert that two trees are equal bit for bit: 0 is not -0, and a NaN equals itself."""
+
+    def bits(tree: Tree) -> Tree:
+        return jax.tree.map(lambda a: np.frombuffer(a.tobytes(), np.uint8), plain(tree))
+
+    assert_equal(first, second)  # which shows the difference
+    assert_equal(bits(first), bits(second))
 
 
 def shard_of(federation: Federation, who: int) -> Shard:
@@ -109,7 +123,8 @@ class Config(NamedTuple):
     learning_rate: float = 0.1
 
 
-# Every algorithm of the package must have its configurations here: the file's name -> them.
+# Every algorithm of the package has its configurations here: the file's name -> them. The first is
+# tested always, others are slow.
 TABLE: dict[str, tuple[Config, ...]] = {
     "afl": (Config(small_normed, full_batch, {"step_size": 0.3, "loss_batch_size": 3}),),
     "cafe": (
@@ -158,12 +173,8 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedavg": (
         Config(mlp, epochs),
         Config(normed, epochs, {"server_optimizer": _MOMENTUM, "weighting": "uniform"}),
-        Config(cnn, steps, {"server_optimizer": _ADAM}),
     ),
-    "fedbn": (
-        Config(small_normed, epochs),
-        Config(small_normed, momentum_epochs, {"server_optimizer": _ADAM, "weighting": "uniform"}),
-    ),
+    "fedbn": (Config(small_normed, epochs),),
     "fedcfa": (
         Config(
             normed_body,
@@ -179,11 +190,6 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "rows": 2,
                 "chunk": 3,
             },
-        ),
-        Config(
-            mlp,
-            steps,
-            {"top_k": 3, "positive_weight": 0, "rows": 2, "chunk": 3, "server_optimizer": _ADAM},
         ),
     ),
     "feddg_ga": (
@@ -213,16 +219,6 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "warmup_penalty": 0.2,
                 "estimator": "halves",
                 "weighting": "uniform",
-            },
-        ),
-        Config(
-            mlp,
-            momentum_epochs,
-            {
-                "penalty": 2.0,
-                "penalty_on": "classifier",
-                "scale_loss": True,
-                "server_optimizer": _MOMENTUM,
             },
         ),
     ),
@@ -257,11 +253,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {"proximal": 0.3, "step_size": 0.2, "server_optimizer": _MOMENTUM},
         ),
     ),
-    "moon": (
-        Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),
-        # Not the tiny cnn: each of its channels is normalised alone, so that the mean of one is 0.
-        Config(mlp, steps, {"penalty": 1.0, "projection": 0, "server_optimizer": _ADAM}),
-    ),
+    "moon": (Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),),
     "fedproto": (
         Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),
@@ -289,11 +281,6 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{algorithms.__name__}.{name}")
 
 
-def hyperparameters(config: Config) -> dict[str, float]:
-    """The numeric arguments, which may be traced."""
-    return {name: value for name, value in config.arguments.items() if type(value) is float}
-
-
 def build(
     name: str, config: Config, *, learning_rate: float | Array | None = None, **arguments: Any
 ) -> Algorithm:
@@ -302,13 +289,29 @@ def build(
     return getattr(_module(name), name)(config.model(), work, **{**config.arguments, **arguments})
 
 
-def case(name: str, config: Config, **options: Any) -> testing.Case:
+# One algorithm for each shape of protocol; its first configuration obeys the law of devices, too.
+SHAPES = {
+    "fedavg": "averaging",
+    "qfedavg": "averaging with weights of the clients' own",
+    "fedbn": "parameters of a client's own",
+    "ditto": "a network of a client's own",
+    "scaffold": "states of the clients and of the server beside the network",
+    "cafe": "a momentum and histories on the server",
+    "afl": "risks before training",
+    "fedcfa": "averages of examples in the first rounds",
+    "fedproto": "prototypes",
+    "fl_games": "players who move in turns",
+    "exit_strategy": "an algorithm around another",
+    "erm": "pooled training",
+}
+
+
+def case(name: str, config: Config) -> laws.Case:
     """The configuration as the laws take it."""
-    return testing.Case(
+    return laws.Case(
         getattr(_module(name), name),
         hyperparameters=config.arguments,
         model=config.model(),
         work=config.work,
         learning_rate=config.learning_rate,
-        **options,
     )

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from absl import flags
 
-from fedjax_inv import fit, models, testing
+from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv_experiments import __main__
 from runs import no_figures
@@ -130,8 +130,8 @@ def algorithms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 def test_the_tests_that_a_page_shows_pass(
     algorithms: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = functools.partial(testing.check, laws=list(testing.LAWS)[:2], tell=None)
-    monkeypatch.setattr(testing, "check", few)
+    few = functools.partial(laws.check, laws=list(laws.LAWS)[:2], tell=None)
+    monkeypatch.setattr(laws, "check", few)
     for name in ("test_vrex", "test_signs"):
         algorithms.names[name]()
     for name in ("remembering", "averaged"):

@@ -103,10 +103,10 @@ def test_the_core_does_without_what_the_extra_brings() -> None:
         *(f"sys.modules[{name!r}] = None" for name in (*extra, "tensorflow_datasets")),
         "import fedjax_inv",
         snippet,
-        "from fedjax_inv import testing",
+        "from fedjax_inv import laws",
         "from fedjax_inv.algorithms import fedavg",
-        "laws = ['the_factory_returns_an_algorithm', 'a_round_can_be_traced']",
-        "testing.check(fedavg.fedavg, laws=laws).raise_if_broken()",
+        "names = ['the_factory_returns_an_algorithm', 'a_round_can_be_traced']",
+        "laws.check(fedavg.fedavg, laws=names).raise_if_broken()",
         "from fedjax_inv.data import dsprites, environments, federation, partitions, sources",
         "assert fedjax_inv.__version__ and s == 12",
     ]

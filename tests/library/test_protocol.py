@@ -1,65 +1,54 @@
-"""The laws that every algorithm must obey, in every configuration of `federations.TABLE`."""
+"""The laws that every algorithm must obey, and what is FedAvg with other settings."""
 
 import importlib
 import pkgutil
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import federations
 import slow
-from federations import TABLE, assert_close, assert_equal, plain
-from fedjax_inv import algorithms, averaging, devices, local, rounds, testing, tree
-from fedjax_inv.testing.comparing import largest_difference
-from fedjax_inv.types import Array, Cohort, Model, Shard, Tree
+from federations import NUM_CLIENTS, SHAPES, TABLE, assert_close, plain
+from fedjax_inv import algorithms, averaging, devices, laws, local, models, rounds, tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Model, Shard, Tree
 
-NUM_CLIENTS = federations.NUM_CLIENTS
-# Without optimisation XLA may round the same operations in two ways.
-QUICK = {"xla_backend_optimization_level": 1}
-# The algorithm whose first configuration must also have the same bits on every number of devices;
-# others must, too, in a slow test.
-EXACT = "fedavg"
+OF_DEVICES = "devices_chunks_and_empty_slots_do_not_matter"
 CASES = [
     pytest.param(
-        (name, i),
-        id=f"{name}-{i}-{config.model.__name__}",
-        marks=[pytest.mark.slow] if i else [],
+        name,
+        index,
+        law,
+        id=f"{name}-{index}-{law}",
+        marks=[pytest.mark.slow] if index else [],
     )
     for name in algorithms.LISTED
-    for i, config in enumerate(TABLE.get(name, ()))
+    for index in range(len(TABLE.get(name, ())))
+    for law in laws.LAWS
+    if law != OF_DEVICES or (name in SHAPES and not index)
 ]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> testing.Case:
-    name, index = request.param
-    is_exact = name == EXACT and index == 0
-    options = QUICK if is_exact else {}
-    return federations.case(name, TABLE[name][index], is_exact=is_exact, options=options)
+@lru_cache(maxsize=1)  # the laws of a configuration come one after the other
+def case_of(name: str, index: int) -> laws.Case:
+    return federations.case(name, TABLE[name][index])
 
 
-@pytest.mark.parametrize("law", testing.LAWS)
-def test_every_algorithm_obeys(case: testing.Case, law: str) -> None:
+@pytest.mark.parametrize(("name", "index", "law"), CASES)
+def test_every_algorithm_obeys(name: str, index: int, law: str) -> None:
     try:
-        testing.LAWS[law](case)
-    except testing.NotApplicable:
+        laws.LAWS[law](case_of(name, index))
+    except laws.NotApplicable:
         assert law in ("a_blank_upload_fits", "the_network_gives_the_outputs_for_a_new_client") or (
             # A client without examples is no player.
-            (law, case.name.split(".")[-1])
-            == ("a_round_without_examples_changes_nothing", "fl_games")
+            (law, name) == ("a_round_without_examples_changes_nothing", "fl_games")
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cafe", "erm", "exit_strategy", "fl_games"])
-def test_the_bits_of_a_run_do_not_depend_on_the_devices(name: str) -> None:
-    case = federations.case(name, TABLE[name][0], is_exact=True, options=QUICK)
-    testing.LAWS["devices_and_empty_slots_do_not_matter"](case)
 
 
 def test_all_algorithms_are_in_the_table() -> None:
@@ -71,44 +60,38 @@ def test_all_algorithms_are_in_the_table() -> None:
     assert set(algorithms.LISTED) == {name for name, configs in TABLE.items() if configs}
 
 
-class Unfused:
-    """The rounds of an algorithm, compiled without fusion.
-
-    Fusion may change the order of sums if there are other operations to fuse them with.
-    """
-
-    def __init__(self, name: str, model: Model, arguments: dict[str, Any]) -> None:
-        work = federations.full_batch(0.1)
-        factory = getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
-        algorithm = factory(model, work, server_optimizer=optax.adam(0.05), **arguments)
-        federation = federations.federation()
-
-        @jax.jit
-        def start(key: Array) -> rounds.State:
-            variables = federations.initial(model, key)
-            return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
-
-        def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
-            axis = devices.vmapped()
-            # Deltas travel in the last exchange.
-            state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
-            own = algorithm.init_client(state.server, jnp.int32(0))
-            logits = algorithm.predict(state.server, own, federation.data.x)
-            server = (state.server.variables, state.server.opt_state)
-            return state, (server, report.metrics["loss"], logits)
-
-        options = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
-        program, state = jax.jit(step, compiler_options=options), start(jax.random.key(0))
-        schedule = plain(federations.schedule())
-        self.rounds: list[Tree] = []  # server, losses and predictions after each round
-        for t in range(len(schedule.who)):
-            state, results = program(state, tree.take(schedule, t))
-            self.rounds.append(plain(results))
-
-
 @cache
-def fedavg_unfused(model: Callable[[], Model]) -> Unfused:
-    return Unfused("fedavg", model(), {})
+def played(name: str, model: Callable[[], Model], **arguments: Any) -> list[Tree]:
+    """After each round (the server, losses, outputs) of an algorithm, with Adam on the server."""
+    factory = getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
+    network, federation = model(), federations.federation()
+    algorithm = factory(
+        network,
+        federations.full_batch(0.1),
+        server_optimizer=optax.adam(0.05, eps=1e-2),
+        **arguments,
+    )
+
+    @jax.jit
+    def start(key: Array) -> rounds.State:
+        variables = federations.initial(network, key)
+        return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
+
+    @jax.jit
+    def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
+        axis = devices.vmapped()
+        # Deltas travel in the last exchange.
+        state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
+        own = algorithm.init_client(state.server, jnp.int32(0))
+        outputs = algorithm.predict(state.server, own, federation.data.x)
+        server = (state.server.variables, state.server.opt_state)
+        return state, (server, report.metrics["loss"], outputs)
+
+    state, results = start(jax.random.key(0)), []
+    for t in range(len(federations.schedule().who)):
+        state, seen = step(state, tree.take(plain(federations.schedule()), t))
+        results.append(plain(seen))
+    return results
 
 
 REDUCTIONS = [
@@ -141,26 +124,96 @@ REDUCTIONS = [
 
 
 @pytest.mark.parametrize(("name", "model", "arguments"), slow.after(5, REDUCTIONS))
-def test_reduces_to_fedavg_bit_for_bit(
+def test_reduces_to_fedavg(
     name: str, model: Callable[[], Model], arguments: dict[str, Any]
 ) -> None:
-    expected, got = fedavg_unfused(model), Unfused(name, model(), arguments)
-    assert_equal(got.rounds, expected.rounds)
+    assert_close(played(name, model, **arguments), played("fedavg", model))
 
 
-def test_scaffold_is_fedavg_until_its_variates_are_set() -> None:
-    expected = fedavg_unfused(federations.mlp)
-    got = Unfused("scaffold", federations.mlp(), {"weighting": "size"})
-    assert_equal(got.rounds[0], expected.rounds[0])
-    assert largest_difference(got.rounds[1], expected.rounds[1]) > 1e-3
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("scaffold", {"weighting": "size"}),  # its variates start at 0
+        ("fedcfa", {"top_k": 3, "rows": 2, "chunk": 3, "decorrelation_weight": 0.0}),  # no averages
+    ],
+)
+def test_the_first_round_is_fedavgs(name: str, arguments: dict[str, Any]) -> None:
+    expected, found = (
+        played("fedavg", federations.mlp),
+        played(name, federations.mlp, **arguments),
+    )
+    assert_close(found[0], expected[0])
+    assert laws.largest_difference(found[1], expected[1]) > 1e-3
 
 
-def test_fedcfa_is_fedavg_until_it_has_averages() -> None:
-    expected = fedavg_unfused(federations.mlp)
-    arguments = {"top_k": 3, "rows": 2, "chunk": 3, "decorrelation_weight": 0.0}
-    got = Unfused("fedcfa", federations.mlp(), arguments)
-    assert_equal(got.rounds[0], expected.rounds[0])
-    assert largest_difference(got.rounds[1], expected.rounds[1]) > 1e-3
+@pytest.mark.parametrize("name", slow.after(2, ["scaffold", "fl_games", "afl", "feddyn"]))
+def test_clients_without_examples_have_no_part_in_what_the_server_knows(name: str) -> None:
+    """It knows something of all clients: variates, players, a mixture, the share that attends."""
+    config = TABLE[name][0]
+    algorithm = federations.build(name, config)
+    data = federations.federation((4, 3, 2)).data
+    present = jnp.array([[1, 1, 1], [1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
+    who = jnp.broadcast_to(jnp.arange(3), present.shape)
+    schedule = Cohort(who, present, jnp.zeros_like(who))
+
+    @partial(jax.jit, static_argnums=0)
+    def after(sizes: tuple[int, ...]) -> tuple[Array, Array]:
+        held = federations.in_floats(federations.federation(sizes, data=data))
+        start = federations.initial(config.model(), jax.random.key(0))
+        first = rounds.init(algorithm, start, held, jax.random.key(1))
+
+        def outputs(state: rounds.State) -> Array:
+            own = tree.take(state.clients, 0) if algorithm.personal else ()
+            return algorithm.predict(state.server, own, held.data.x)
+
+        last, _ = rounds.run(algorithm, first, schedule, held, axis=devices.vmapped())
+        return outputs(first), outputs(last)
+
+    (first, few), (_, more) = after((4, 3, 2)), after((4, 3, 2, 0, 0, 0))
+    assert_close(more, few)
+    assert np.abs(few - first).max() > 1e-3
+
+
+def after_a_round(algorithm: Algorithm, variables: Tree) -> rounds.State:
+    """The shapes and types of the state; nothing runs."""
+    held, everyone = federations.federation(), federations.cohort(range(NUM_CLIENTS))
+
+    def one() -> rounds.State:
+        state = rounds.init(algorithm, variables, held, jax.random.key(1))
+        return rounds.step(algorithm, state, everyone, held, axis=devices.vmapped())[0]
+
+    return jax.eval_shape(one)
+
+
+@pytest.mark.parametrize("name", slow.after(2, sorted(TABLE, key=lambda name: name != "fedproto")))
+def test_a_network_of_float32_trains_where_other_numbers_have_64_bits(name: str) -> None:
+    with jax.enable_x64(True):
+        config = TABLE[name][-1]
+        variables = federations.initial(config.model(), jax.random.key(0))
+        state = after_a_round(federations.build(name, config), variables)
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        params = [leaf for path, leaf in leaves if ".params" in jax.tree_util.keystr(path)]
+        assert {leaf.dtype.name for leaf in params} == {"float32"}
+
+
+class Half(nn.Module):
+    """A layer that computes in bfloat16; its parameters are float32."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return nn.Dense(self.width, dtype=jnp.bfloat16)(x.reshape(x.shape[0], -1))
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedsr"])
+def test_what_is_learned_of_features_of_bfloat16_is_float32(name: str) -> None:
+    model = models.from_blocks([Half(4), Half(federations.NUM_CLASSES)], 1)
+    algorithm = federations.build(name, federations.Config(lambda: model, federations.steps))
+    state = after_a_round(algorithm, federations.initial(model, jax.random.key(0)))
+    types = {leaf.dtype for leaf in jax.tree.leaves(state.server)}
+    assert {kind.name for kind in types if jnp.issubdtype(kind, jnp.floating)} == {"float32"}
 
 
 def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:
