@@ -11,12 +11,10 @@ their domains and splits; with a personal algorithm each client's own network is
 them, too.
 """
 
-import contextlib
 import csv
 import dataclasses
 import importlib.util
 import io
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -55,7 +53,7 @@ from fedjax_inv_experiments.reporting.predictions import (
     Predicted,
 )
 from fedjax_inv_experiments.reporting.tables import table
-from fedjax_inv_experiments.running import files, records
+from fedjax_inv_experiments.running import files
 
 _MOST_LINES = 20  # of clients in the table, and of classes in the table of confusions
 _MOST_POINTS = 3000  # in the picture of values
@@ -295,7 +293,7 @@ def _check_predictions(text: str, datasets: Iterable[str]) -> Path:
 
     datasets: --dataset, of the run and of this command.
 
-    Raises UsageError if it cannot be written, or if it would replace data or a file of a run.
+    Raises UsageError if it cannot be written, or if it would replace the data.
     """
     path = Path(os.path.expanduser(text))
     if path.suffix not in _FORMS:
@@ -309,19 +307,7 @@ def _check_predictions(text: str, datasets: Iterable[str]) -> Path:
         if path.resolve() == Path(dataset).expanduser().resolve():
             allowed = f"must be another file than --dataset={dataset}"
             raise flag_error("predictions", text, allowed)
-    if _is_of_report(path):
-        allowed = "must be another file, as the report of the runs there has this name"
-        raise flag_error("predictions", text, allowed)
     return path
-
-
-def _is_of_report(path: Path) -> bool:
-    """Whether the report of a run, a sweep, a study or a map writes this file."""
-    if path.name in ("runs.csv", "differences.csv"):
-        return any((path.parent / name).exists() for name in ("config.json", "result.json"))
-    # A study's NAME.json says how NAME.csv, NAME_runs.csv and NAME_differences.csv came about.
-    record = path.with_name(f"{re.sub('_(runs|differences)$', '', path.stem)}.json")
-    return path.suffix == ".csv" and records.is_origin(record)
 
 
 def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
@@ -507,18 +493,6 @@ def _name(options: Options) -> str:
     return "-".join(parts)
 
 
-def _check_dataset(path: Path, dataset: str) -> None:
-    """Raises UsageError if an evaluation on other data stands in the file."""
-    before = dataset
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # a file of another kind
-        before = json.loads(path.read_bytes())["dataset"]
-    if before != dataset:
-        text = (
-            f"its numbers would replace those on {before} in {path}; must have an --out of its own"
-        )
-        raise flag_error("dataset", dataset, text)
-
-
 def run(options: Options) -> str:
     """Writes the picture and the json, and returns the tables and the paths.
 
@@ -538,11 +512,6 @@ def run(options: Options) -> str:
     if options.predictions:
         datasets = (runs.config.data.dataset, options.dataset)
         table_path = _check_predictions(options.predictions, datasets)
-    if records.is_origin(out.with_suffix(".json")):
-        allowed = "must be another file, as the record of a table has this name with .json"
-        raise flag_error("out", str(out), allowed)
-    if not options.out:
-        _check_dataset(out.with_suffix(".json"), options.dataset or runs.config.data.dataset)
     scored, found, lacking = evaluate(runs, options)
     every = [str(each.round) for each in scored.runs]
     rounds = ", ".join(every if len(set(every)) > 1 else every[:1])

@@ -205,8 +205,3 @@ def read(path: Path, kind: type[T], remedy: str = "") -> T:
         text = remedy or f"delete {path.parent} to begin anew"
         raise UsageError(str(path), ..., f"is damaged, or of another version; {text}")
     return record
-
-
-def is_origin(path: Path) -> bool:
-    """Whether a file says how a study's table came about."""
-    return path.is_file() and decoded(path.read_bytes(), Origin) is not None

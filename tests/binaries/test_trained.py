@@ -26,7 +26,7 @@ from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import finished, predictions
-from fedjax_inv_experiments.running import checkpoints, files, loop, records, selected
+from fedjax_inv_experiments.running import checkpoints, loop, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from runs import Ran, go_on, halved, line, metrics, no_figures, ran, states
@@ -498,42 +498,13 @@ def test_metrics_name_the_seeds_that_they_leave_out(
     assert [entry["seed"] for entry in entries] == [1]
 
 
-def test_an_evaluation_replaces_none_on_other_data(
+def test_predictions_do_not_replace_the_data(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(whole[0].folder, folder)
-    (folder / "evaluation-best-test.json").write_text('{"dataset": "here/test.npz"}')
-    with pytest.raises(UsageError, match=r"^--dataset=there/test\.npz: its numbers .* an --out of"):
-        evaluate.run(evaluate.Options(str(folder), dataset="there/test.npz"))
-
-
-def test_predictions_replace_neither_data_nor_a_report(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
-) -> None:
-    folder = whole[0].folder
-    (tmp_path / "new.csv").write_text("target,a\n1,2\n")
-    (tmp_path / "link.csv").symlink_to(tmp_path / "new.csv")
-    origin = records.Origin(command="fedjax-inv map", seeds=[0], versions={})
-    files.write_json(tmp_path / "map.json", origin)
-    before = (folder / "runs.csv").read_bytes()
-    for place, words in (
-        (folder / "runs.csv", "as the report of the runs there has this name"),
-        (tmp_path / "new.csv", "must be another file than --dataset="),
-        (tmp_path / "link.csv", "must be another file than --dataset="),
-        (tmp_path / "map.csv", "as the report of the runs there"),
-        (tmp_path / "map_runs.csv", "as the report of the runs there"),
-    ):
-        chosen = evaluate.Options(
-            str(folder), dataset=str(tmp_path / "new.csv"), predictions=str(place)
-        )
-        with pytest.raises(UsageError, match=f"^--predictions={place}: .*{words}"):
+    data, link = tmp_path / "new.csv", tmp_path / "link.csv"
+    data.write_text("target,a\n1,2\n")
+    link.symlink_to(data)
+    for place in (data, link):
+        chosen = evaluate.Options(str(whole[0].folder), dataset=str(data), predictions=str(place))
+        with pytest.raises(UsageError, match=f"^--predictions={place}: "):
             evaluate.run(chosen)
-    assert (folder / "runs.csv").read_bytes() == before
-    with pytest.raises(UsageError, match=r"^--out=.*map\.png: must be another file, as the record"):
-        evaluate.run(evaluate.Options(str(folder), out=str(tmp_path / "map.png")))
-    # A picture's numbers are no record of a table.
-    (tmp_path / "mine.json").write_text("{}")
-    assert (
-        evaluate._check_predictions(str(tmp_path / "mine.csv"), ["digits", ""]).name == "mine.csv"
-    )
