@@ -23,7 +23,6 @@ from lime.lime_image import LimeImageExplainer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
@@ -36,7 +35,6 @@ from fedjax_inv_experiments.flags.flag import (
     check_picture,
     flag,
     flags_of,
-    in_flags,
 )
 from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.reporting import figures, finished, origin
@@ -47,7 +45,6 @@ from fedjax_inv_experiments.running.records import Origin
 
 _CHANNELS = (1, 2, 3)  # grey; red and green; red, green and blue
 _BATCH = 100  # perturbed images per call of the network
-_NUMBERS_PER_SQUARE = 4  # that LIME keeps of a square in a perturbed image
 _OF_DATA = ("data", "environment", "partition")  # groups of flags that choose the test images
 _SQUARES = 14  # along the side of an image, with --segment=0
 
@@ -354,8 +351,6 @@ def run(options: Options) -> str:
     side = options.segment or max(1, largest // _SQUARES)
     if not 1 <= side <= largest:
         raise UsageError("--segment", side, f"must be in 0..{largest}, the side of the images")
-    height, width = images.x.shape[1:3]
-    _check_memory(options.samples, int(squares(height, width, side).max()) + 1)
     channels = images.x.shape[-1]
     # LIME changes images after they are rendered.
     classifiers = [
@@ -389,17 +384,6 @@ def _origin(options: Options, runs: Sequence[OneRun]) -> Origin:
     cells = [(one.runs.path, one.runs.result) for one in runs]
     record = origin.of(words, cells)
     return msgspec.structs.replace(record, seeds=[options.seed])
-
-
-def _check_memory(samples: int, num_squares: int) -> None:
-    """Raises UsageError if LIME's perturbations do not fit into memory."""
-    needed = _NUMBERS_PER_SQUARE * 8 * samples * num_squares
-    try:
-        checks.memory(
-            "samples", samples, needed, what=f" for perturbations of {num_squares} squares"
-        )
-    except UsageError as error:
-        raise in_flags(error, "", {"samples": "samples"}) from None
 
 
 def _title(one: OneRun) -> str:

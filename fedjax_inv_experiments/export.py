@@ -19,7 +19,6 @@ single network model.safetensors holds the server's state.
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,21 +182,9 @@ def export(one: OneRun, out: Path) -> Written:
     about = {name: json.dumps(value) for name, value in meaning(one).items()}
     for name, tree in trees.items():
         with files.replacing(place / name) as file:
-            arrays[name] = _saved(file.name, tree, about, place / name)
+            arrays[name] = saved.save(file.name, tree, about)
     files.write_json(place / "model.json", record | {"holds": holds, "arrays": arrays})
     return Written(place, record["run"]["round"], record["scores"]["test"])
-
-
-def _saved(temporary: str, tree: Tree, about: dict[str, str], path: Path) -> dict[str, list[int]]:
-    """`saved.save`, whose errors of the operating system safetensors wraps."""
-    try:
-        return saved.save(temporary, tree, about)
-    except Exception as error:
-        number = re.search(r"os error (\d+)", str(error))
-        if number is None:
-            raise
-        code = int(number[1])
-        raise OSError(code, os.strerror(code), str(path)) from None
 
 
 def run(options: Options) -> str:

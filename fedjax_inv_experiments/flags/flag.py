@@ -259,7 +259,7 @@ def check_run_dir(path: Path) -> None:
         raise flag_error("run_dir", path, "must be a folder whose path is UTF-8") from None
 
 
-_OF_RUNS = ("config", "inputs", "metrics", "result", "start")  # their .json files
+_OF_RUNS = ("config", "inputs", "metrics", "result")  # their .json files
 
 
 def check_picture(name: str, text: str) -> Path:
