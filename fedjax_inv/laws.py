@@ -66,7 +66,6 @@ NO_EXAMPLE, ONE_EXAMPLE, POISONED = 1, 2, 3  # clients
 HISTORY = 3  # broadcasts kept, as the longest delay is two rounds
 _FREE = 4  # examples that no client has
 _HALF = 3  # rounds, after which a run is resumed
-_FIRST_AND_OTHERS = (slice(0, 1), slice(1, None))
 
 
 def federation(
@@ -578,6 +577,11 @@ class Case:
         """The run as it is."""
         return self.runs["as it is"]
 
+    @property
+    def seen(self) -> Tree:
+        """What is seen of the run as it is, with which other runs are compared."""
+        return _seen(self.schedule, self.result)
+
     @cached_property
     def stops(self) -> list[rounds.State]:
         """The states of the run as it is before each round and after the last."""
@@ -635,7 +639,8 @@ class Case:
             if algorithm.personal:
                 own = tree.take(state.clients, 0)
                 new = algorithm.init_client(state.server, jnp.int32(0))
-            parts = (jax.tree.map(lambda leaf, i=i: leaf[i], x) for i in _FIRST_AND_OTHERS)
+            cuts = slice(1), slice(1, None)
+            parts = (jax.tree.map(lambda leaf, cut=cut: leaf[cut], x) for cut in cuts)
             apart = [algorithm.predict(state.server, own, part) for part in parts]
             found = [algorithm.predict(state.server, own, x), jnp.concatenate(apart)]
             if algorithm.network is not None:
@@ -711,10 +716,11 @@ def a_blank_upload_fits(case: Case) -> None:
             assert operator.eq(*types), "a blank upload has other types"
 
 
-def _by_client(schedule: Cohort, results: Sequence[Result]) -> list[Tree]:
-    """Return the reports of rounds by client [C], whatever the slots; zeros if absent.
+def _seen(schedule: Cohort, results: Sequence[Result]) -> Tree:
+    """Return the last state of a run, and its reports by client [C], zeros if absent.
 
-    Raises an AssertionError if a client is reported in a slot that the schedule leaves empty.
+    So it does not depend on the slots of the clients. Raises an AssertionError if a client is
+    reported in a slot that the schedule leaves empty.
     """
     found = []
     for t, (_, reports) in enumerate(results):
@@ -725,34 +731,11 @@ def _by_client(schedule: Cohort, results: Sequence[Result]) -> list[Tree]:
             assert report.finite[~there].all(), "an empty slot is reported as not finite"
             seen = {name: np.where(report.present, m, 0) for name, m in report.metrics.items()}
 
-            def scattered(values: np.ndarray, who: Any = who, there: Any = there) -> np.ndarray:
-                by_client = np.zeros(NUM_CLIENTS, values.dtype)
-                by_client[who] = values[there]
-                return by_client
+            def by_client(values: np.ndarray, who: Any = who, there: Any = there) -> np.ndarray:
+                return np.bincount(who, values[there].astype(float), NUM_CLIENTS)
 
-            found.append(jax.tree.map(scattered, (seen, *report[1:])))
-    return found
-
-
-def _assert_same_run(
-    case: Case,
-    results: Sequence[Result],
-    schedule: Cohort | None = None,
-    expected: Sequence[Result] | None = None,
-    **tolerances: float,
-) -> None:
-    """Assert that a run is the expected one, by default that as it is.
-
-    schedule: of the results; clients may be in other slots than as it is.
-    """
-    schedule, of_expected = (schedule or case.schedule), case.schedule
-    if expected is None:
-        expected = case.result
-    else:
-        of_expected = schedule
-    assert_close(results[-1][0], expected[-1][0], **tolerances)
-    reports = _by_client(schedule, results), _by_client(of_expected, expected)
-    assert_close(*reports, **tolerances)
+            found.append(jax.tree.map(by_client, (seen, *report[1:])))
+    return results[-1][0], found
 
 
 def a_run_moves_everything_and_stays_finite(case: Case) -> None:
@@ -779,8 +762,10 @@ def clients_take_part_if_scheduled_with_examples_and_attending(case: Case) -> No
         for index, report in enumerate(reports):
             expected = present & (who != NO_EXAMPLE) & attends[index][who]
             attended[index] |= expected.any()
-            assert_equal(report.present, expected)
-            assert_equal(report.size, np.array(SIZES, np.int32)[who])
+            found, must = (sorted(who[each].tolist()) for each in (report.present, expected))
+            text = f"in exchange {index} of round {t} clients {found} take part, must be {must}"
+            assert found == must, text
+            assert (report.size == np.array(SIZES)[who]).all(), "sizes of clients are wrong"
     assert attended.all(), f"nobody attends exchange {attended.argmin()}"
 
 
@@ -841,18 +826,19 @@ def absent_clients_change_nothing(case: Case) -> None:
         took_part = {int(who) for each in reports for who in case.schedule.who[t][each.present]}
         absent: Any = sorted({*range(NUM_CLIENTS)} - took_part)
         assert_equal(tree.take(after.clients, absent), tree.take(before.clients, absent))
-    lane = case.lanes["others absent"]
-    _assert_same_run(case, case.runs["others absent"], lane.cohort)
+    schedule = case.lanes["others absent"].cohort
+    assert_close(_seen(schedule, case.runs["others absent"]), case.seen)
 
 
 def what_fills_a_batch_does_not_matter(case: Case) -> None:
     """Only examples under a batch's mask count: others repeat an example to fill the batch."""
-    _assert_same_run(case, case.runs["filled otherwise"])
+    assert_close(_seen(case.schedule, case.runs["filled otherwise"]), case.seen)
 
 
 def the_order_of_slots_does_not_matter(case: Case) -> None:
     """A round is the same, whichever slots its clients are in."""
-    _assert_same_run(case, case.runs["other order"], case.lanes["other order"].cohort)
+    schedule = case.lanes["other order"].cohort
+    assert_close(_seen(schedule, case.runs["other order"]), case.seen)
 
 
 def delays_matter(case: Case) -> None:
@@ -879,7 +865,7 @@ def seeds_and_numbers_matter(case: Case) -> None:
 def other_rows_and_their_order_do_not_matter(case: Case) -> None:
     """A client sees its own examples alone: the others may lie elsewhere, or be NaN."""
     found = case.run(case.lanes, federation=relaid(case.bytes))
-    _assert_same_run(case, found["as it is"])
+    assert_close(_seen(case.schedule, found["as it is"]), case.seen)
 
 
 def runs_do_not_affect_each_other(case: Case) -> None:
@@ -888,7 +874,7 @@ def runs_do_not_affect_each_other(case: Case) -> None:
     # Each run on the lane of another run, so that its changes are on another lane.
     turned = case.run({name: case.lanes[name] for name in names[1:] + names[:1]})
     for name, lane in case.lanes.items():
-        _assert_same_run(case, turned[name], lane.cohort, case.runs[name])
+        assert_close(*(_seen(lane.cohort, each[name]) for each in (turned, case.runs)))
 
 
 def stop_and_resume_is_bit_identical(case: Case) -> None:
@@ -930,7 +916,7 @@ def clients_outside_of_the_cohorts_need_not_be_there(case: Case) -> None:
             leaf[who] = new[: len(who)]
         state = after._replace(clients=clients)
         results.append((state, reports))
-    _assert_same_run(case, results)
+    assert_close(_seen(case.schedule, results), case.seen)
 
 
 def devices_chunks_and_empty_slots_do_not_matter(case: Case) -> None:
@@ -960,7 +946,7 @@ def devices_chunks_and_empty_slots_do_not_matter(case: Case) -> None:
     clients = jax.tree.map(lambda leaf: leaf[:NUM_CLIENTS], state.clients)
     state = state._replace(clients=clients)
     results = [(state, tree.take(reports, t)) for t in range(len(slots.who))]
-    _assert_same_run(case, results, slots, rtol=1e-5, atol=1e-5)
+    assert_close(_seen(slots, results), case.seen, rtol=1e-5, atol=1e-5)
 
 
 Law = Callable[[Case], None]

@@ -24,6 +24,7 @@ LINEAR = models.from_function(
     lambda params, x: x.reshape(len(x), -1) @ params["w"],
 )
 TRACED = list(laws.LAWS)[:5]  # laws that compile next to nothing
+OF_DEVICES = "devices_chunks_and_empty_slots_do_not_matter"
 
 
 @pytest.mark.slow
@@ -141,6 +142,32 @@ def weighs_by_slot(model: Model, work: Work) -> Algorithm:
     return built(model, work, weighting=lambda slots: slots.position + 1.0)
 
 
+def weighs_by_the_number_of_slots(model: Model, work: Work) -> Algorithm:
+    return built(model, work, weighting=lambda slots: slots.size + 1.0 * len(slots.size))
+
+
+def sees_all_examples(model: Model, work: Work) -> Algorithm:
+    def scale_delta(visit: Visit, trained: Any) -> Array:
+        return jnp.where(visit.shard.data.x.mean() > 1, 0.5, 1.0) + 0 * visit.shard.data.x.mean()
+
+    return built(model, work, scale_delta=scale_delta)
+
+
+def divides_by_examples_less_one(model: Model, work: Work) -> Algorithm:
+    return built(model, work, scale_delta=lambda visit, trained: 1 / (visit.shard.size - 1))
+
+
+def hears_the_newest_message(model: Model, work: Work) -> Algorithm:
+    algorithm = built(model, work)
+    (exchange,) = algorithm.exchanges
+
+    def client(visit: Visit) -> Any:
+        return exchange.client(visit._replace(message=visit.undelayed_message))
+
+    changed = exchange._replace(broadcast_undelayed=exchange.broadcast, client=client)
+    return algorithm._replace(exchanges=(changed,))
+
+
 def ignores_the_rate(model: Model, work: Work) -> Algorithm:
     return built(model, laws.epochs(0.1))
 
@@ -189,6 +216,22 @@ def predicts_by_the_batch(model: Model, work: Work) -> Algorithm:
             (folds_without_the_mask, {"what_fills_a_batch_does_not_matter"}),
             (weighs_by_slot, {"the_order_of_slots_does_not_matter"}),
             (ignores_the_rate, {"seeds_and_numbers_matter"}),
+            (weighs_by_the_number_of_slots, {OF_DEVICES}),
+            (
+                sees_all_examples,
+                {
+                    "a_client_that_uploads_nan_is_reported_and_treated_as_absent",
+                    "other_rows_and_their_order_do_not_matter",
+                },
+            ),
+            (
+                divides_by_examples_less_one,
+                {
+                    "a_client_of_one_example_gives_no_nan",
+                    "clients_take_part_if_scheduled_with_examples_and_attending",
+                },
+            ),
+            (hears_the_newest_message, {"delays_matter"}),
             (counts_absent_clients, {"absent_clients_change_nothing"}),
             (counts_present_clients, set()),
             (
@@ -201,10 +244,11 @@ def predicts_by_the_batch(model: Model, work: Work) -> Algorithm:
 def test_a_bug_is_named_by_the_law_of_runs(
     factory: Callable[..., Algorithm], broken: set[str]
 ) -> None:
-    report = laws.check(factory, model=LINEAR, laws=list(laws.LAWS)[:-1], tell=None)
+    # The law of devices compiles a program of its own, and meets some of these bugs, too.
+    names = [law for law in laws.LAWS if law != OF_DEVICES or law in broken]
+    report = laws.check(factory, model=LINEAR, laws=names, tell=None)
     assert {outcome.law for outcome in report.broken} == broken
-    for outcome in report.broken:
-        assert "differs by" in outcome.why or "half the learning_rate" in outcome.why
+    assert all(outcome.why and "\n" not in outcome.why for outcome in report.broken)
 
 
 def test_data_may_be_of_any_task() -> None:
