@@ -77,7 +77,7 @@ def played(name: str, model: Callable[[], Model], **arguments: Any) -> list[Tree
         variables = federations.initial(network, key)
         return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=0)  # no two leaves of a state share their memory
     def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
         axis = devices.vmapped()
         # Deltas travel in the last exchange.
