@@ -71,7 +71,6 @@ class Line(Record, frozen=True, kw_only=True):
     dropped: int | None = None  # the rounds so far in which a client was dropped
     seconds: float  # since the run began
     bytes: int  # downloads and uploads of all clients so far
-    # With simulated time: the downloads among them whose update did not count, and the time so far.
 
     @property
     def played(self) -> int:
