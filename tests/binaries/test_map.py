@@ -289,7 +289,6 @@ def test_rows_added_later_run_alone(
     assert one["tests"] == other["tests"]
     assert (float(other["difference"]), float(other["p"])) == (0, 1)
     assert "Beside another map (seeds 8, 9): 1 of 1 cells have the same word" in text
-    assert "replace those of another command: fedjax-inv map" in text
 
 
 def with_seeds(folder: Path, to: Path, seeds: list[int]) -> Path:

@@ -112,21 +112,6 @@ def test_reuse_is_the_naive_loop() -> None:
                 np.testing.assert_allclose(remembered, upload, rtol=1e-5, atol=1e-9)
 
 
-def test_who_never_arrived_counts_nothing_and_the_first_rounds_are_those_of_skip() -> None:
-    """Until somebody is missed, the rules are one."""
-    reused, skipped = algorithm(), algorithm("skip")
-    who = np.array([[3, 0], [0, 3], [3, 4]], np.int32)
-    schedule = Cohort(who, np.ones(who.shape, bool), np.zeros_like(who))
-    got, expected = start(reused), start(skipped)
-    steps = program(reused), program(skipped)
-    for t in range(3):
-        one = tree.take(schedule, slice(t, t + 1))
-        (got, _), (expected, _) = steps[0](got, one), steps[1](expected, one)
-        difference = weights(got) - np.asarray(expected.server.variables.params.head["w"])
-        assert (np.abs(difference).max() < 1e-6) == (t < 2)
-    assert_equal(got.server.memories[0].arrived, np.isin(np.arange(NUM_CLIENTS), [0, 3, 4]))
-
-
 def test_where_all_arrive_reuse_is_skip() -> None:
     schedule = tiny.schedule()
     schedule = schedule._replace(present=jnp.ones_like(schedule.present))
