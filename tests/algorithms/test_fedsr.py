@@ -190,6 +190,3 @@ def test_without_deviation_and_terms_it_is_fedavg() -> None:
         for name in ("body", "head"):
             np.testing.assert_allclose(got[name], expected[name], atol=1e-5)
             assert np.abs(random[name] - expected[name]).max() > 1e-2
-
-
-# Networks.

@@ -16,10 +16,6 @@ from fedjax_inv_experiments import explain, sweep
 from fedjax_inv_experiments.experiment import config
 from runs import no_figures
 
-# A bad checkpoint leaves futures of orbax behind that nobody asks for their error; some later test
-# is told of it.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 TINY = config.of(
     environment="colored",
     rounds=4,

@@ -300,6 +300,3 @@ def test_statistics_do_not_depend_on_the_network_that_a_late_client_did_not_see(
     assert_close(late, alone)
     with pytest.raises(AssertionError):
         assert_close(after(one_client_a_round([0, 3], [1, 0], [0, 0])), alone)
-
-
-# Mistakes in what a method says.
