@@ -151,22 +151,15 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
-    def finished(rates: Rates, penalties: bool = False) -> study.RowResult:
+    def finished(rates: Rates) -> study.RowResult:
         of = result(rates)
-        if penalties:
-            of |= {
-                "runs": [
-                    run | {"hyper": {"penalty": run.hyper["learning_rate"]}} for run in of.runs
-                ]
-            }
         picked = report.choose("x", of)
         runs = picked.runs if picked else []
         cell = study.CellResult("80", runs, [[] for _ in runs], of)
         return study.RowResult(study.Row("x", ()), config.of(), [cell])
 
-    def row(rates: Rates, penalties: bool = False) -> dict[str, Any]:
-        of_study = fedipg.PAPER.studies["regimes" if penalties else "colours"]
-        return study.line(fedipg.PAPER, of_study, "digits", finished(rates, penalties))
+    def row(rates: Rates) -> dict[str, Any]:
+        return study.line(fedipg.PAPER, of_study, "digits", finished(rates))
 
     rows = [finished(ALL), finished(RATES)]
     of_study = fedipg.PAPER.studies["colours"]
@@ -179,7 +172,3 @@ def test_the_tables_of_papers_count_what_diverged() -> None:
     assert row(ALL)["runs diverged"] == "6 of 6"
     assert row(ALL)["test, %"] == "diverged"
     assert "runs diverged" not in row({0.1: (set(), 0.5)})
-    by_penalty = row(RATES, penalties=True)
-    assert by_penalty["test at the last, penalty 0.01, %"] == "60.0 ± 0.0"
-    assert by_penalty["test at the last, penalty 0.1, %"] == "diverged, 1 of 3"
-    assert by_penalty["test at the last, penalty 1, %"] == "diverged, 3 of 3"
