@@ -67,8 +67,11 @@ class Config:
     @property
     def outside(self) -> tuple[str, ...]:
         """The algorithms, the network, the loss and the score from outside of this project."""
-        named = (*self.method.algorithm, self.model.model, self.objective.loss)
-        named = (*named, self.objective.score)
+        return self.outside_of(*self.method.algorithm)
+
+    def outside_of(self, *algorithms: str) -> tuple[str, ...]:
+        """Those of them that runs of some algorithms have."""
+        named = (*algorithms, self.model.model, self.objective.loss, self.objective.score)
         return tuple(filter(outside.is_outside, named))
 
 

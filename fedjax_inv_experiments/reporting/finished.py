@@ -359,7 +359,7 @@ def open(
         if not unfinished:
             text += "; the run must be finished, --resume goes on with it"
         raise UsageError(where, ..., text) from None
-    if start.code != outside.digest(chosen.outside):
+    if start.code != outside.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
     return Runs(where, folder, _alone(chosen, data_dir), cell, start, result)
 

@@ -23,7 +23,7 @@ from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.assemble import Assembled, Prepared
 from fedjax_inv_experiments.experiment.config import FLAGS, GROUPS, Config
 from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.flags import errors
+from fedjax_inv_experiments.flags import errors, outside
 from fedjax_inv_experiments.flags.flag import check_run_dir, shown
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import (
@@ -53,6 +53,8 @@ class FinishedCell(NamedTuple):
     result: records.Result
 
 
+# A cell -> the record of a start of it now
+Begun = Callable[[Cell], records.Start]
 # (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
 Report = Callable[[Assembled, Path, Sequence[FinishedCell]], str]
 
@@ -149,7 +151,7 @@ class Launch:
         assembled: Assembled,
         folder: Path,
         places: Mapping[str, Path],
-        begun: Callable[[], records.Start],
+        begun: Begun,
         shared: Shared | None = None,
         label: str = "",
     ) -> None:
@@ -249,7 +251,8 @@ class Launch:
             return self._run(cell, ahead, stop)
         with folders.locked(place):
             # Another process may have run it since the start of this one.
-            done = folders.finished(self._assembled.config, cell, place, self._begun)
+            begun = functools.partial(self._begun, cell)
+            done = folders.finished(self._assembled.config, cell, place, begun)
             return self._run(cell, ahead, stop) if done is None else done
 
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
@@ -259,7 +262,7 @@ class Launch:
         job = ahead.take(self._key(cell), lambda: self._job(cell))
         if self._assembled.config.outside and not job.is_compiled:
             loop.trace(job)
-        folders.begin(place, self._assembled.config, cell, self._begun())
+        folders.begin(place, self._assembled.config, cell, self._begun(cell))
         scaling = self._assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
@@ -327,22 +330,28 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     return {cells[0].name: folder}
 
 
-def _begun(assembled: Assembled) -> Callable[[], records.Start]:
-    """A function that makes the record of a start, once: it reads all data."""
-    return functools.cache(
-        lambda: provenance.record(assembled.loaded, assembled.config.outside, assembled.variables)
-    )
+def _begun(assembled: Assembled) -> Begun:
+    @functools.cache  # it reads all data
+    def of_all() -> records.Start:
+        return provenance.record(assembled.loaded, assembled.variables)
+
+    def of_cell(cell: Cell) -> records.Start:
+        return of_all() | {"code": outside.digest(assembled.config.outside_of(cell.algorithm))}
+
+    return of_cell
 
 
 def _finished(
-    assembled: Assembled, places: Mapping[str, Path], begun: Callable[[], records.Start]
+    assembled: Assembled, places: Mapping[str, Path], begun: Begun
 ) -> dict[str, records.Result | None]:
     """The results of finished cells, None for the others, by the cells' names.
 
     Raises UsageError if a cell's folder holds another run, or one on other data.
     """
     return {
-        cell.name: folders.finished(assembled.config, cell, places[cell.name], begun)
+        cell.name: folders.finished(
+            assembled.config, cell, places[cell.name], functools.partial(begun, cell)
+        )
         for cell in assembled.cells
     }
 

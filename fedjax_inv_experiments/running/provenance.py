@@ -16,7 +16,6 @@ import numpy as np
 import fedjax_inv
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
-from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.running.records import Start
 
 _ROOT = Path(__file__).parents[2]
@@ -24,15 +23,14 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERAL = "several"
 
 
-def record(data: Dataset, code: Collection[str] = (), networks: Tree = None) -> Start:
-    """The record of a start at this moment.
+def record(data: Dataset, networks: Tree = None) -> Start:
+    """The record of a start at this moment, without code of one's own.
 
-    data: the data set as it was read. code: the factories of one's own. networks: the initial
-    networks of --init_from.
+    data: the data set as it was read. networks: the initial networks of --init_from.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     begun_from = "" if networks is None else fingerprint(networks)
-    return Start(date, *_here(), of_data(data), outside.digest(code), begun_from)
+    return Start(date, *_here(), of_data(data), networks=begun_from)
 
 
 @functools.cache

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -103,11 +102,11 @@ def evaluated(folder: Path) -> None:
         evaluate.run(evaluate.Options(run=str(folder), out=str(folder.parent / "x.png")))
 
 
-def same_end(folder: Path, whole: Ran) -> None:
+def same_end(folder: Path, whole: Ran, done: int = 3) -> None:
     """The run has gone on to where the other is, bit for bit."""
     assert metrics(folder) == metrics(whole.folder)
     for item in checkpoints.ITEMS:
-        chex.assert_trees_all_equal(states(folder, 3, item), states(whole.folder, 3, item))
+        chex.assert_trees_all_equal(states(folder, done, item), states(whole.folder, done, item))
 
 
 # --- damage
@@ -265,6 +264,10 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
             assert not (folder / "fedprox-s").exists()
             path.write_text(before)
         assert sweep(chosen) == first
+        # Code of other cells is no code of this one.
+        (tmp_path / "own_method.py").write_text("from fedjax_inv.algorithms.fedavg import fedavg")
+        beside = config.changed(chosen, algorithm=("fedavg", "own_method:fedavg"))
+        launch.check(beside, folder, in_folders=True)
     assert (folder / "fedavg-s" / "metrics.jsonl").read_bytes() == result
 
 
@@ -327,27 +330,6 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_room(
     assert line.startswith(f"{folder / 'config.json'}: No space left on device; make room")
     assert {path: path.read_bytes() for path in folder.glob("*.json*")} == before
     same_end(go_on(made.whole.job, folder), made.whole)
-
-
-@pytest.mark.parametrize("error", [UsageError("a full disk"), None])
-def test_tracebacks_of_threads_are_told_unless_one_line_tells_more(
-    capsys: pytest.CaptureFixture[str], error: UsageError | None
-) -> None:
-    def work() -> None:
-        with errors.in_one_line():
-            thread = threading.Thread(target=lambda: 1 / 0)
-            thread.start()
-            thread.join()
-            if error:
-                raise error
-
-    if error:
-        with pytest.raises(SystemExit):
-            work()
-        assert capsys.readouterr().err == "error: a full disk\n"
-    else:
-        work()
-        assert capsys.readouterr().err.endswith("ZeroDivisionError: division by zero\n")
 
 
 # --- signals
@@ -435,18 +417,19 @@ def test_a_signal_in_the_last_segment_of_a_cell_ends_it_before_the_next(
 @pytest.mark.parametrize("number", slow.after(1, [signal.SIGKILL, signal.SIGINT]))
 def test_a_stopped_command_goes_on_bit_for_bit(made: Runs, tmp_path: Path, number: int) -> None:
     """Ctrl-C lets it write a checkpoint; a kill does not, wherever it comes."""
-    folder = tmp_path / "run"
-    words = ["--angles=0,80", "--rounds=3", "--eval_every=1", "--widths=4", "--local_steps=1"]
-    words += ["--seeds=0,1", "--client_chunk=1", "--run_chunk=1", f"--run_dir={folder}"]
-    process = subprocess.Popen([sys.executable, "-m", "experiments.train", *words], cwd=ROOT)
+    folder, job = tmp_path / "run", made.whole.job
+    words = ["--angles=0,80", "--rounds=1000", "--eval_every=1", "--widths=4", "--local_steps=1"]
+    words += ["--seeds=0,1", "--client_chunk=1", "--run_chunk=1", "--devices=1"]
+    command = [sys.executable, "-m", "experiments.train", *words, f"--run_dir={folder}"]
+    process = subprocess.Popen(command, cwd=ROOT)
     while process.poll() is None and not checkpoints.rounds(folder / "checkpoints"):
         time.sleep(0.01)
     process.send_signal(number)
-    status = process.wait()
-    assert status in (-number, 128 + number, 0)  # 0: it was faster
-    if status:
-        assert not (folder / "result.json").exists()
-    same_end(go_on(made.whole.job, folder), made.whole)
+    assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    longer = checkpoints.rounds(folder / "checkpoints")[-1] + 2
+    job = job._replace(config=config.changed(job.config, rounds=longer))
+    whole = go_on(job, tmp_path / "whole")
+    same_end(go_on(job, folder), Ran(whole, job), longer)
 
 
 def test_an_interrupt_while_importing_is_one_line(tmp_path: Path) -> None:
