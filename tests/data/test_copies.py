@@ -78,7 +78,7 @@ def test_copies_that_are_apart_already_are_refused(field):
     values = getattr(data, field).copy()
     values[7] = True
     data = data._replace(**{field: values})
-    with pytest.raises(UsageError, match=rf"dataset.{field}: must be the same for all copies"):
+    with pytest.raises(UsageError, match=f"dataset.{field}"):
         federation.split(
             data,
             federation.examples(data.x, data.y),
@@ -100,13 +100,6 @@ def test_originals_by_hand():
     assert isinstance(alone, Originals)
     np.testing.assert_array_equal(alone.rows, np.arange(6))
     np.testing.assert_array_equal(alone.copies(np.array([4, 1])), [4, 1])
-
-
-def test_an_original_for_each_example():
-    data = copied()
-    for wrong in (data.original[:-1], -data.original - 1, data.original / 2):
-        with pytest.raises(UsageError, match=r"dataset.original.*must be"):
-            check_dataset(data._replace(original=wrong))
 
 
 def test_moved_digits_are_nine_copies_of_each_digit():

@@ -300,7 +300,7 @@ def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():
     assert np.bincount(dataset.y[held[0]]).tolist() == [100, 46, 21, 10]
     assert_same(all_rows(long.test), all_rows(plain.test))
     assert len(long.train.order) == len(plain.train.order)
-    with pytest.raises(ValueError, match=r"^imbalance=0.5: must be a number of at least 1$"):
+    with pytest.raises(ValueError, match="imbalance"):
         split(dataset, imbalance=0.5)
 
 

@@ -187,5 +187,5 @@ def test_words_have_no_mean_unless_inputs_makes_something_of_them(
         return jax.eval_shape(lambda: made.init_server(setup).side)
 
     assert (4, 5) in [leaf.shape[-2:] for leaf in jax.tree.leaves(shapes(mixable=model.mixable))]
-    with pytest.raises(UsageError, match=r"^inputs: are int32; .* models.word_weights converts"):
+    with pytest.raises(UsageError, match="inputs"):
         shapes()

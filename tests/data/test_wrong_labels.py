@@ -191,5 +191,5 @@ def test_splits_whose_federations_have_other_orders_are_refused():
     """The copies would take the places of examples of the test."""
     of = PLAIN[0]
     other = of._replace(test=of.test._replace(order=of.test.order[::-1]))
-    with pytest.raises(UsageError, match=r"^splits: must have one `order` for train, valid and"):
+    with pytest.raises(UsageError, match="splits"):
         mislabelled([other], [0])

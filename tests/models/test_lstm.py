@@ -144,5 +144,5 @@ def test_a_word_outside_of_the_vocabulary_is_refused(word: int) -> None:
         lambda x: models.word_weights(x, 5),
     ):
         call(good)
-        with pytest.raises(ValueError, match=rf"^inputs\[1, 0\]={word}: must be in 0\.\.4"):
+        with pytest.raises(ValueError, match=rf"inputs\[1, 0\]={word}"):
             call(bad)

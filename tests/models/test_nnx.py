@@ -108,7 +108,7 @@ def test_dropout_draws_by_its_key_alone(variables: Variables) -> None:
     assert_equal(first, again)
     assert (first != other).any()
     assert_close(everything(DROPPING, cut, X, False, KEY)[0], everything(CUT, cut, X, False)[0])
-    with pytest.raises(ValueError, match=r"^key=None: must be given to train a module that draws$"):
+    with pytest.raises(ValueError, match="key"):
         models.apply(DROPPING, cut, X, MASK, True)
 
 
