@@ -322,54 +322,46 @@ class Layout(NamedTuple):
     def place_clients(self, states: Tree) -> Tree:
         """Place clients' states [R, C, ...], equal on each process, as the program expects them."""
 
-        def padded(leaf: Array) -> Any:
-            num_clients, leaf = leaf.shape[1], self._padded(leaf)
-            share = self.clients_per_device(num_clients)
-            more = share * (self.client_devices if self.own else 1) - num_clients
-            if not more:
-                return leaf
-            return np.pad(np.asarray(leaf), [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2))
-
-        states = jax.tree.map(padded, states)
         if self.mesh is None:
             return jax.device_put(states)
+
+        def padded(leaf: Array) -> Any:
+            more = -leaf.shape[1] % self.client_devices
+            return np.pad(np.asarray(leaf), [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2))
+
+        states = jax.tree.map(self._padded, states)
+        if self._client_name is not None:
+            states = jax.tree.map(padded, states)
         return _put(states, self._sharding(self.client_spec))
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
         """Return clients' states [R, C, ...], the same for every layout and number of devices.
 
         Args:
-          states: the states that the program returned, or their shapes.
+          states: the states that the program returned.
           num_clients: C.
 
         Returns:
-          The states, on the host if they differ between devices; shapes if `states` are shapes.
+          The states, on the host if they differ between devices.
         """
-
-        def leaf(array: Array) -> Tree:
-            if isinstance(array, jax.ShapeDtypeStruct):
-                shape = array.shape[0], num_clients, *array.shape[2:]
-                return jax.ShapeDtypeStruct(shape, array.dtype)
-            return (on_host(array) if self.mesh else array)[:, :num_clients]
-
         states = self.gather_runs(states)
-        return jax.tree.map(leaf, states) if self.own else states
+        if self._client_name is None:
+            return states
+        return jax.tree.map(lambda array: on_host(array)[:, :num_clients], states)
 
     def gather_runs(self, tree: Tree) -> Tree:
         """Return arrays [R, ...] of all runs, the same for every layout and number of devices.
 
         Args:
-          tree: arrays that the program returned, or their shapes.
+          tree: arrays that the program returned.
 
         Returns:
-          The arrays, on the host if they differ between devices; shapes if `tree` has shapes.
+          The arrays, on the host if they differ between devices.
         """
         if self.run_devices == 1:
             return tree
 
         def leaf(array: Array) -> Tree:
-            if isinstance(array, jax.ShapeDtypeStruct):
-                return jax.ShapeDtypeStruct((self.num_runs, *array.shape[1:]), array.dtype)
             if _is_key(array):
                 keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
                 # Keys have no form on the host, and orbax saves no array of one process alone.

@@ -36,7 +36,7 @@ class Program(NamedTuple):
     # (data, inputs) -> the bytes that a client downloads and uploads in each exchange
     traffic: Callable[[Examples, Inputs], list[Traffic]]
     # (inputs, training) -> training with the states of all clients [R, C, ...], the same for every
-    # layout and number of devices; works for shapes too
+    # layout and number of devices
     stored: Callable[[Inputs, Training], Training]
     placed: Callable[[Training], Training]  # stored training -> training as the program expects it
     gathered: Callable[[Tree], Tree]  # arrays [R, ...] of all devices, on the host
@@ -99,18 +99,18 @@ def make(
     def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
         return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
+    # Shapes and bytes are counted for one device; more devices do not change them.
+    alone = OneRun(experiment, devices.vmapped())
+
+    def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
+        if layout.own and layout.mesh is not None:
+            data, inputs = devices.local_view(data, inputs)
+        return data, jax.tree.map(lambda leaf: leaf[0], inputs)
+
     @_by_shapes
     def traffic(data: Examples, inputs: Inputs) -> list[Traffic]:
-        """Return the bytes, computed for one device; more devices do not change them."""
-
-        def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
-            if layout.own and layout.mesh is not None:
-                data, inputs = devices.local_view(data, inputs)
-            return data, jax.tree.map(lambda leaf: leaf[0], inputs)
-
         data, one = jax.eval_shape(first, data, inputs)
         hyper = {name: np.asarray(layout.gather_runs(of))[0] for name, of in inputs.hyper.items()}
-        alone = OneRun(experiment, devices.vmapped())
         return alone.traffic(data, one._replace(hyper=hyper))
 
     def stored(inputs: Inputs, training: Training) -> Training:
@@ -128,7 +128,11 @@ def make(
 
     @_by_shapes
     def shapes(data: Examples, inputs: Inputs) -> Training:
-        return stored(inputs, jax.eval_shape(begin, data, inputs))
+        one = jax.eval_shape(alone.start, *jax.eval_shape(first, data, inputs))
+        number = layout.num_runs if layout.run_devices > 1 else len(inputs.seed)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), one
+        )
 
     whole: Any = PartitionSpec()
     runs: Any = layout.run_spec
@@ -139,9 +143,8 @@ def make(
     if experiment.quick_to_compile:
         once = seldom = often | platforms.quickest_to_compile()
         often |= platforms.quick_to_compile()
-    begin = jax.jit(layout.over(init, (), specs), compiler_options=once)
     return Program(
-        begin,
+        jax.jit(layout.over(init, (), specs), compiler_options=once),
         jax.jit(
             layout.over(play, (specs, whole), (specs, runs)),
             donate_argnums=2,

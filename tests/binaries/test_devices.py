@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import chex
 import numpy as np
 import pytest
 
-from fedjax_inv.devices import Layout
 from fedjax_inv.platforms import cores as machine_of_cores
 from fedjax_inv_experiments.experiment import assemble, config
-from runs import Ran, go_on, halved, metrics, ran, states
+from runs import Ran, go_on, halved, metrics, ran
 
 ROOT = Path(__file__).parents[2]
 # Neither seven clients nor six of them are shared evenly.
@@ -75,50 +73,26 @@ def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_on_four_devices_resumes_bit_for_bit(on_four: Ran, tmp_path: Path) -> None:
-    folder = go_on(on_four.job, halved(on_four.job, tmp_path / "run"))
-    assert metrics(folder) == metrics(on_four.folder)
-    chex.assert_trees_all_equal(states(folder, 4), states(on_four.folder, 4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("first", "then"), [("on_one", "on_four"), ("on_four", "on_one")])
 def test_a_run_resumes_on_another_number_of_devices(
-    request: pytest.FixtureRequest, tmp_path: Path, first: str, then: str
+    on_one: Ran, on_four: Ran, tmp_path: Path
 ) -> None:
-    before, after = (request.getfixturevalue(name) for name in (first, then))
-    folder = go_on(after.job, halved(before.job, tmp_path / "run"))
-    assert_same_run(folder, before.folder)
+    folder = go_on(on_four.job, halved(on_one.job, tmp_path / "run"))
+    assert_same_run(folder, on_one.folder)
 
 
-@pytest.mark.slow
-def test_devices_that_hold_all_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
-    """As they do by default where some clients are absent."""
-    four = ran(config.of(run_dir=str(tmp_path / "run"), devices="4", **FLAGS))
-    assert four.job.data.x.shape == on_one.job.data.x.shape
-    assert_same_run(on_one.folder, four.folder)
+def test_the_flag_says_what_devices_hold() -> None:
+    """By default their own clients if all attend."""
 
-
-@pytest.mark.parametrize(("cohort", "shares"), [(0, True), (7, True), (6, False)])
-def test_devices_hold_their_own_clients_where_all_attend(cohort: int, shares: bool) -> None:
-    def layout(**changes: Any) -> Layout:
-        flags = FLAGS | {"cohort": cohort, "devices": "2", "seeds": (0,)} | changes
+    def own(hold: str = "auto", cohort: int = 0) -> bool:
+        flags = FLAGS | {"cohort": cohort, "devices": "2", "seeds": (0,), "hold": hold}
         assembled = assemble.assemble(config.of(**flags))
         # No device holds all of them beside.
         assert isinstance(assembled.data.y, np.ndarray)
-        return assembled.layout(assembled.cells[0])
+        found = assembled.layout(assembled.cells[0])
+        assert (found.run_devices, found.client_devices) == (1, 2)
+        return found.own
 
-    found = layout()
-    assert (found.run_devices, found.client_devices) == (1, 2)
-    assert found.own == shares
-    assert layout(hold="all") == found._replace(own=False)
-    assert layout(hold="own") == found._replace(own=True)
-    # Two seeds go to two devices, which have nothing to share with each other.
-    alone = layout(seeds=(0, 1))
-    assert (alone.run_devices, alone.client_devices, alone.own) == (2, 1, False)
-    # One "client" stands for all data.
-    pooled = layout(algorithm=("erm",), cohort=0)
-    assert pooled.mesh is None
+    assert [own(), own(cohort=6), own("all"), own("own", cohort=6)] == [True, False, False, True]
 
 
 @pytest.mark.slow

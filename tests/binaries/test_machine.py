@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from fedjax_inv import models, program
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import machine, objective
@@ -46,9 +47,6 @@ def test_an_address_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
     monkeypatch.setattr(jax.distributed, "initialize", taken)
     chosen = machine.Running(coordinator_address="localhost:80", num_processes=2)
-    message = (
-        "^--coordinator_address=localhost:80: cannot be used .INTERNAL: address already in use"
-    )
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(UsageError, match="--coordinator_address") as error:
         machine.connect(chosen)
     assert "\n" not in str(error.value)

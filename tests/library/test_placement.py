@@ -84,8 +84,6 @@ def test_states_come_back_from_devices_as_they_were(num_clients: int) -> None:
     assert placed["own"].addressable_shards[0].data.shape == (RUNS, -(-num_clients // 4), 3)
     back = layout.gather_clients(placed, num_clients)
     np.testing.assert_array_equal(back["own"], states["own"])
-    shapes = layout.gather_clients(jax.eval_shape(lambda: placed), num_clients)
-    assert shapes["own"].shape == states["own"].shape
 
 
 @pytest.mark.parametrize(
