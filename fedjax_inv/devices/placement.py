@@ -185,14 +185,6 @@ class Layout(NamedTuple):
         name = CLIENTS if self.client_devices > 1 else None
         return inner._replace(name=name, replicated=not self.own)
 
-    def clients_per_device(self, num_clients: int) -> int:
-        """Return how many clients' states of a run lie on a device."""
-        return clients_per_device(num_clients, self.client_devices if self.own else 1)
-
-    def runs_per_device(self, num_runs: int) -> int:
-        """Return how many of R runs a device trains."""
-        return -(-num_runs // self.run_devices)
-
     @property
     def run_spec(self) -> PartitionSpec:
         """The placement of arrays [R, ...]."""
@@ -310,8 +302,7 @@ class Layout(NamedTuple):
 
     def _padded(self, leaf: Array) -> Array:
         """Repeat the last of the runs [R, ...] until the devices share them evenly."""
-        more = -leaf.shape[0] % self.run_devices
-        return leaf if more == 0 else _repeated(leaf, more)
+        return leaf[_evenly(leaf.shape[0], self.run_devices)]
 
     def place_runs(self, tree: T) -> T:
         """Place a tree of arrays [R, ...], equal on each process, as the program expects them."""
@@ -324,14 +315,11 @@ class Layout(NamedTuple):
 
         if self.mesh is None:
             return jax.device_put(states)
-
-        def padded(leaf: Array) -> Any:
-            more = -leaf.shape[1] % self.client_devices
-            return np.pad(np.asarray(leaf), [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2))
-
         states = jax.tree.map(self._padded, states)
         if self._client_name is not None:
-            states = jax.tree.map(padded, states)
+            states = jax.tree.map(
+                lambda leaf: leaf[:, _evenly(leaf.shape[1], self.client_devices)], states
+            )
         return _put(states, self._sharding(self.client_spec))
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
@@ -371,6 +359,12 @@ class Layout(NamedTuple):
         return jax.tree.map(leaf, tree)
 
 
+def _evenly(number: int, num_devices: int) -> np.ndarray:
+    """Return 0..number - 1, and the last again until the devices share them evenly."""
+    count = clients_per_device(number, num_devices) * num_devices
+    return np.minimum(np.arange(count), number - 1)
+
+
 def on_host(array: Array) -> np.ndarray:
     """Return an array on the host, whichever devices of whichever processes it lies on."""
     is_here = not isinstance(array, jax.Array) or array.is_fully_addressable
@@ -394,13 +388,6 @@ def _put(tree: T, where: NamedSharding) -> T:
         return jax.device_put(np.asarray(array), where)
 
     return jax.tree.map(leaf, tree)
-
-
-def _repeated(array: Array, more: int) -> Any:
-    if _is_key(array):
-        return jax.random.wrap_key_data(_repeated(jax.random.key_data(array), more))
-    runs = np.asarray(array)
-    return np.concatenate([runs, *[runs[-1:]] * more])
 
 
 def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
