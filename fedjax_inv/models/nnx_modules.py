@@ -11,14 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.models.blocks import ARGUMENTS, scaled
+from fedjax_inv.models.blocks import ARGUMENTS, no_body, scaled
 from fedjax_inv.types import Apply, Array, Halves, Model, Tree, Variables
-
-_LONGEST = 200  # characters of an error of the module's own code
-
-Path = tuple[str, ...]
 
 
 class _Cut(nnx.Module):
@@ -33,43 +28,32 @@ class _Cut(nnx.Module):
 
     def __call__(self, features: Array, *others: Any, **named: Any) -> Array:
         given = {*named, *self.parameters[: len(others)]}
-        known = given <= {*ARGUMENTS} & {*self.parameters} and len(others) <= len(self.parameters)
-        if hasattr(self, "features") or not known:
+        if hasattr(self, "features") or not given <= {*ARGUMENTS}:
             allowed = "must be the attribute that is called once, with one array"
             raise UsageError("cut", self.name, f"{allowed} and any of {', '.join(ARGUMENTS)}")
         self.features = features
         return features
 
-
-def _was_last(cut: _Cut, outputs: Array) -> bool:
-    """Return whether outputs are what the cut got, and remove it from there."""
-    is_last = getattr(cut, "features", None) is outputs
-    if hasattr(cut, "features"):
-        del cut.features
-    return is_last
-
-
-class _Arrays(NamedTuple):
-    """The places of arrays in a module."""
-
-    structure: Any  # of the state that `nnx.merge` takes
-    names: tuple[Path, ...]
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    def was_last(self, outputs: Array) -> bool:
+        """Return whether outputs are the features that it got, and forget those."""
+        is_last = getattr(self, "features", None) is outputs
+        vars(self).pop("features", None)
+        return is_last
 
 
 class _Half(NamedTuple):
     """A module without its arrays."""
 
     graph: Any
-    params: _Arrays
-    stats: _Arrays
-    draws: _Arrays  # keys and counters of random streams
+    params: Any  # the states that `nnx.merge` takes, with shapes
+    stats: Any
+    draws: Any  # keys and counters of random streams
     takes: tuple[str, ...]  # arguments of its call beside the inputs
     cut: str  # the name of the attribute that is the head, in the body; else ""
 
 
-def _by_name(state: Tree) -> dict[Path, Array]:
-    def name(place: tuple) -> Path:
+def _by_name(state: Tree) -> dict[tuple[str, ...], Array]:
+    def name(place: tuple) -> tuple[str, ...]:
         if isinstance(place[-1], jax.tree_util.GetAttrKey):  # the value of a variable
             place = place[:-1]
         return tuple(jax.tree_util.keystr((key,), simple=True) for key in place)
@@ -77,52 +61,37 @@ def _by_name(state: Tree) -> dict[Path, Array]:
     return {name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(state)}
 
 
-def _places(state: Tree) -> _Arrays:
-    found = _by_name(state)
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found.values())
-    return _Arrays(jax.tree.structure(state), tuple(found), shapes)
-
-
 def _taken_apart(module: nnx.Module, cut: str) -> tuple[_Half, Tree, Tree]:
     """Return (the module without its arrays, parameters, statistics)."""
-    kinds = (nnx.Param, nnx.BatchStat, nnx.RngState)
-    graph, *states = nnx.split(module, *kinds, ...)
-    params, stats, draws, others = states
+    graph, *states, others = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     if jax.tree.leaves(others):
         names = ["/".join(name) for name in _by_name(others)]
         allowed = "must be none but of nnx.Param, nnx.BatchStat and nnx.RngState"
         raise UsageError("variables", ", ".join(names[:3]), allowed)
     parameters = inspect.signature(type(module).__call__).parameters
     takes = tuple(name for name in ARGUMENTS if name in parameters)
-    if jax.tree.leaves(stats) and "mask" not in takes:
-        text = f"has batch statistics; {type(module).__name__}.__call__ must take 'mask' ([B] bool"
-        text += ") and pass it on to nnx.BatchNorm, or they would see the padding"
-        raise UsageError("module", ..., text)
-    half = _Half(graph, _places(params), _places(stats), _places(draws), takes, cut)
-    of_params, of_stats = (traverse_util.unflatten_dict(_by_name(s)) for s in (params, stats))
-    return half, of_params, of_stats
+    if jax.tree.leaves(states[1]) and "mask" not in takes:
+        text = "has batch statistics; its __call__ must take 'mask' ([B] bool) and pass it on to "
+        raise UsageError("module", ..., f"{text}nnx.BatchNorm, or they would see the padding")
+    params, stats = (traverse_util.unflatten_dict(_by_name(state)) for state in states[:2])
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)
+    return _Half(graph, *shapes, takes, cut), params, stats
 
 
 def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.Module]:
     """Return (body, head); the body is None if the head is everything."""
-    if isinstance(cut, str):
-        head = getattr(module, cut, None)
-        if not isinstance(head, nnx.Module):
-            raise UsageError("cut", cut, "must be the name of an attribute that is an nnx.Module")
-        body = nnx.clone(module)
-        setattr(body, cut, _Cut(cut, head))
-    elif cut == 0:
+    if cut == 0:
         return None, module
-    elif not isinstance(module, nnx.Sequential):
-        raise UsageError(
-            "cut", cut, "must be 0 or the name of an attribute, as module is no nnx.Sequential"
-        )
-    else:
+    if isinstance(cut, str) and isinstance(getattr(module, cut, None), nnx.Module):
+        head, body = getattr(module, cut), nnx.clone(module)
+        setattr(body, cut, _Cut(cut, head))
+    elif isinstance(module, nnx.Sequential) and cut in range(len(module.layers)):
         layers = [*module.layers]
-        checks.integer("cut", cut, 0, len(layers) - 1)
         body, head = nnx.Sequential(*layers[:cut]), nnx.Sequential(*layers[cut:])
-    apart = sum(len(_variables(half)) for half in (body, head))
-    if apart > len(_variables(module)):
+    else:
+        allowed = "must be 0, the name of an attribute that is an nnx.Module, or of an "
+        raise UsageError("cut", cut, f"{allowed}nnx.Sequential the number of layers of the body")
+    if sum(len(_variables(half)) for half in (body, head)) > len(_variables(module)):
         raise UsageError("cut", cut, "must not part layers that share a variable")
     return body, head
 
@@ -133,22 +102,23 @@ def _variables(module: nnx.Module) -> list[Tree]:
 
 
 def _put_together(half: _Half, params: Tree, stats: Tree, key: Array | None) -> nnx.Module:
-    def state(arrays: _Arrays, tree: Tree) -> Tree:
+    def filled(state: Tree, tree: Tree) -> Tree:
         found = traverse_util.flatten_dict(tree)
-        leaves = [jnp.asarray(found[name]) for name in arrays.names]
-        return jax.tree.unflatten(arrays.structure, leaves)
+        leaves = [jnp.asarray(found[name]) for name in _by_name(state)]
+        return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
     # Each stream has a key of its own, and counts from 0 in every call.
     key = jax.random.key(0) if key is None else key
+    shapes, structure = jax.tree.flatten(half.draws)
     draws = []
-    for number, shape in enumerate(half.draws.shapes):
+    for number, shape in enumerate(shapes):
         if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
             own = jax.random.fold_in(key, number)
             draws.append(jax.random.split(own, shape.shape) if shape.shape else own)
         else:
             draws.append(jnp.zeros(shape.shape, shape.dtype))
-    streams = jax.tree.unflatten(half.draws.structure, draws)
-    return nnx.merge(half.graph, state(half.params, params), state(half.stats, stats), streams)
+    streams = jax.tree.unflatten(structure, draws)
+    return nnx.merge(half.graph, filled(half.params, params), filled(half.stats, stats), streams)
 
 
 def _apply_of(half: _Half) -> Apply:
@@ -158,56 +128,20 @@ def _apply_of(half: _Half) -> Apply:
         module: Any = _put_together(half, params, stats, key)
         module.train() if train else module.eval()
         before = jax.tree.leaves(nnx.state(module, nnx.RngCount))
-        arguments = {name: ARGUMENTS[name](mask, train) for name in half.takes}
-        try:
-            outputs = module(x, **arguments)
-        except UsageError:
-            raise
-        except (TypeError, ValueError) as error:
-            shapes, reason = jax.tree.map(jnp.shape, x), " ".join(str(error).split())[:_LONGEST]
-            text = f"have shape {shapes}, must fit the network: {reason}"
-            raise UsageError(
-                "inputs",
-                ...,
-                f"{text} (or cut={half.cut!r}, whose outputs must be the module's, does not)"
-                if half.cut
-                else text,
-            ) from error
-        is_last = not half.cut or _was_last(getattr(module, half.cut), outputs)
+        outputs = module(x, **{name: ARGUMENTS[name](mask, train) for name in half.takes})
+        if half.cut and not getattr(module, half.cut).was_last(outputs):
+            allowed = "must be the attribute whose outputs are the module's"
+            raise UsageError("cut", half.cut, allowed)
         after = jax.tree.leaves(nnx.state(module, nnx.RngCount))
         draws = any(new is not old for new, old in zip(after, before, strict=True))
         if draws and not train:
             raise UsageError("module", ..., "draws in evaluation mode, must draw in training alone")
         if draws and key is None:
             raise UsageError("key", key, "must be given to train a module that draws")
-        if not is_last:
-            raise UsageError(
-                "cut", half.cut, "must be the attribute whose outputs are the module's"
-            )
         changed = _by_name(nnx.state(module, nnx.BatchStat))
         return outputs, traverse_util.unflatten_dict(changed) if train else stats
 
     return apply
-
-
-def _unchanged(
-    params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
-) -> tuple[Tree, Tree]:
-    del params, mask, train, key
-    return x, stats
-
-
-def _abstract(build: Callable[[nnx.Rngs], nnx.Module]) -> nnx.Module:
-    """Return the module that a function builds, with shapes in place of arrays."""
-    if isinstance(build, type) or not callable(build):
-        kind = build.__name__ if isinstance(build, type) else type(build).__name__
-        allowed = f"must be an nnx.Module, or a function from nnx.Rngs to one, not {kind}"
-        raise UsageError("module", ..., allowed)
-    built = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    if not isinstance(built, nnx.Module):
-        text = f"must return an nnx.Module, it returns {type(built).__name__}"
-        raise UsageError("module", ..., text)
-    return built
 
 
 def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int | str = 0) -> Model:
@@ -231,25 +165,22 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
       The model; its parameters are nested by the module's attributes.
 
     Raises:
-      UsageError: for another type, for a cut that is impossible, for batch statistics in a module
-        that takes no mask, and for variables of other kinds than parameters, batch statistics and
-        random streams. When the model is called: for inputs that do not fit, and if the module
-        draws without a key or in evaluation mode.
+      UsageError: for a function that returns no module, for a cut that is impossible, for batch
+        statistics in a module that takes no mask, and for variables of other kinds than parameters,
+        batch statistics and random streams. When the model is called: if the module draws without a
+        key or in evaluation mode.
     """
-    if any(each.__module__.startswith("flax.linen") for each in type(module).__mro__):
-        raise UsageError("module", ..., "is of flax.linen; must be given to models.from_flax")
-    if isinstance(module, nnx.Module):
-        known, build = module, None
-    else:
-        known, build = _abstract(module), module
-    if not isinstance(cut, str):
-        checks.integer("cut", cut, 0)
+    build = None if isinstance(module, nnx.Module) else module
+    known = module if build is None else nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    if not isinstance(known, nnx.Module):
+        text = f"must be or return an nnx.Module, it returns {type(known).__name__}"
+        raise UsageError("module", ..., text)
 
     def variables_of(whole: nnx.Module) -> tuple[_Half | None, _Half, Variables]:
         body, head = _halves(whole, cut)
-        none: tuple[None, Tree, Tree] = (None, {}, {})
-        name = cut if isinstance(cut, str) else ""
-        of_body = none if body is None else _taken_apart(body, name)
+        of_body: tuple[_Half | None, Tree, Tree] = (None, {}, {})
+        if body is not None:
+            of_body = _taken_apart(body, cut if isinstance(cut, str) else "")
         of_head = _taken_apart(head, "")
         params, stats = (Halves(of_body[i], of_head[i]) for i in (1, 2))
         return of_body[0], of_head[0], Variables(params, stats)
@@ -263,4 +194,4 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
             return jax.tree.map(jnp.asarray, own)
         return variables_of(build(nnx.Rngs(key)))[2]
 
-    return scaled(Model(init, _unchanged if body is None else _apply_of(body), _apply_of(head)))
+    return scaled(Model(init, no_body if body is None else _apply_of(body), _apply_of(head)))

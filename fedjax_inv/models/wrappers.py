@@ -1,20 +1,17 @@
 """Models around another model: with other inputs, or computed in another type."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Apply, Array, Model, Tree
 
 
 def unit_range(x: Array) -> Array:
     """Return 8-bit images scaled to [0, 1] float32, and any other array unchanged."""
-    checks.array("x", x)
     return x.astype(jnp.float32) / 255 if x.dtype == jnp.uint8 else x
 
 
@@ -29,15 +26,7 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
     Args:
       model: a model on rendered inputs.
       render: stored inputs [B, ...] -> the inputs of `model` [B, ...].
-
-    Returns:
-      The model on stored inputs.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("model", model, Model)
-    checks.function("render", render)
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
@@ -48,21 +37,11 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
 
 
 def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
-    """Return the model that takes images, or stored trees that `render` turns into images.
+    """Return the model on images that takes stored trees, which `render` turns into images.
 
-    Args:
-      model: a model on images.
-      render: a stored tree -> images.
-
-    Returns:
-      A model that takes a single array for images that are rendered already, such as averages of
-      them, and does not render it again.
-
-    Raises:
-      UsageError: for arguments of other types.
+    It takes a single array for images that are rendered already, such as averages of them, and does
+    not render it again.
     """
-
-    checks.function("render", render)
 
     def preprocess(x: Tree, /) -> Tree:
         is_rendered = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
@@ -79,19 +58,9 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
       mean: [C] the mean of each channel, where 8-bit images have been scaled to [0, 1].
       std: [C] the standard deviation of each channel.
 
-    Returns:
-      The model on inputs x [B, ..., C].
-
     Raises:
-      UsageError: for an std that is not above 0, and if mean and std have different lengths; and
-        for inputs with another number of channels.
+      UsageError: for inputs with another number of channels.
     """
-    finite = partial(checks.number, allowed="that is finite", is_allowed=lambda number: True)
-    positive = partial(checks.number, allowed="above 0", is_allowed=lambda number: number > 0)
-    checks.each("mean", mean, finite)
-    checks.each("std", std, positive)
-    if len(mean) != len(std):
-        raise UsageError("std", tuple(std), f"must be as long as mean, {len(mean)}")
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
 
     def view(x: Array) -> Array:
@@ -114,15 +83,7 @@ def computed_in(model: Model, dtype: str) -> Model:
     Args:
       model: any model.
       dtype: "bfloat16", "float16" or "float32".
-
-    Returns:
-      The model.
-
-    Raises:
-      UsageError: for another type.
     """
-    checks.record("model", model, Model)
-    checks.one_of("dtype", dtype, ("float32", "bfloat16", "float16"))
 
     def cast(tree: Tree, to: str) -> Tree:
         def leaf(value: Array) -> Array:
@@ -158,25 +119,14 @@ def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
       augment: (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images arrive
         scaled to [0, 1]. It must treat each example by itself, as batches are padded with arbitrary
         examples. Every step has a key of its own.
-
-    Returns:
-      The model.
-
-    Raises:
-      UsageError: when the model trains without a key, and for arguments of other types.
     """
-    checks.record("model", model, Model)
-    checks.function("augment", augment)
 
     def encode(
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
     ) -> tuple[Tree, Tree]:
-        if not train:
-            return model.encode(params, stats, x, mask, train, key)
-        if key is None:
-            raise UsageError("key", key, "must be given to train a model that augments")
-        augment_key, key = jax.random.split(key)
-        x = augment(jax.tree.map(unit_range, model.preprocess(x)), augment_key)
+        if train:
+            augment_key, key = jax.random.split(key)
+            x = augment(jax.tree.map(unit_range, model.preprocess(x)), augment_key)
         return model.encode(params, stats, x, mask, train, key)
 
     return model._replace(encode=encode)

@@ -53,8 +53,8 @@ class Network:
     )
     weights: str = flag(
         "",
-        "Weights of the resnet18 or resnet50: a .safetensors or .npz file in torchvision's or "
-        "timm's names, trained on images normalised as ImageNet's.",
+        "Weights of the resnet18 or resnet50: a .safetensors file in torchvision's or timm's "
+        "names, trained on images normalised as ImageNet's.",
     )
     init_from: str = flag(
         "",

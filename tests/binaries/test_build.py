@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from safetensors.numpy import save_file
 
 import runs
 from fedjax_inv import models, platforms
@@ -181,7 +182,7 @@ def test_partitions_deal_the_training_examples(partition: str) -> None:
             "--classes_per_client=9",
         ),
         (dict(partition="quantity", clients=90, alpha=0.001), "--alpha=0.001"),
-        (dict(weights="nowhere.npz", model="resnet18"), "--weights=nowhere.npz"),
+        (dict(weights="nowhere.safetensors", model="resnet18"), "--weights=nowhere.safetensors"),
         (dict(model="alexnet", stride=2), "--model=alexnet"),
         (dict(augment=True), "--augment=true"),
         (dict(select="agreement", partition="iid"), "--select=agreement"),
@@ -229,9 +230,9 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     dataset = data_flags.load(chosen.data)
     bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
     arrays = torchvision(classes=2, channels=3)
-    path = tmp_path / "weights.npz"
-    np.savez(path, **arrays)
-    variables, _ = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
+    path = tmp_path / "weights.safetensors"
+    save_file(arrays, path)
+    variables = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
     model = networks.make(config.changed(chosen, weights=str(path)).model, dataset)
     loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)

@@ -147,7 +147,7 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
     outputs = models.predict(model, saved.load(folder / "model.safetensors", like), X[DOMAIN == 2])
     y = jnp.asarray(TARGETS[ran.kind][DOMAIN == 2])
     score = objectives.DEFAULTS[ran.kind][1].function(outputs, y, jnp.ones(len(y), bool))
-    assert float(score) == pytest.approx(record["scores"]["test"], 1e-4)
+    assert float(score) == pytest.approx(record["score"]["test"], 1e-4)
 
 
 def test_a_network_may_return_one_value_without_an_axis() -> None:

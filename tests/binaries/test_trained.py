@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -221,29 +221,6 @@ def test_the_state_after_a_round_is_evaluated_and_exported(
         export.run(export.Options(str(kept.path), state, str(tmp_path)))
         about = json.loads((tmp_path / "seed=0" / "model.json").read_text())
         assert about["run"] == {"folder": str(kept.path), "state": state, "round": int(state)}
-        assert about["selected"] == {
-            "rule": "validation",
-            "round": picked[0],
-            "setting": {"learning_rate": 2.0, "server_learning_rate": 1.0},
-            "is_exported": int(state) == picked[0],
-        }
-
-
-def test_an_export_that_fails_leaves_no_description_of_another(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = export.Options(str(whole[0].folder), "last", str(tmp_path))
-    export.run(options)
-
-    def fails(*arguments: object) -> NoReturn:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(saved, "save", fails)
-    with pytest.raises(OSError, match="No space left"):
-        export.run(options)
-    place = tmp_path / "seed=0"
-    assert not (place / "model.json").exists()
-    assert all(path.suffix == ".safetensors" for path in place.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -270,9 +247,8 @@ def test_a_network_that_was_taken_along_does_as_it_did(
         about = json.loads((place / "model.json").read_text())
         line = told["by_rule"]["validation" if state == "best" else "last"]
         assert about["run"]["round"] == line["round"]
-        assert about["scores"]["test"] == line["test_score"]
+        assert about["score"]["test"] == line["test_score"]
         assert about["holds"] == "network"
-        assert about["trained"]["versions"] == about["exported"]["versions"]
         network = about["network"]
         model = getattr(models, network["model"])(**network["arguments"])
         like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
@@ -305,10 +281,10 @@ def test_the_exported_arrays_of_a_server() -> None:
         return Algorithm(unused, unused, (), unused, network=network)
 
     served, server = of(lambda server: server.wrapped), Wrapper({"a": 1, "b": 2})
-    assert export.network(served, server, ()) == ("network", {"a": 1, "b": 2})
-    assert export.network(served, server, {"b": 3, "c": 4}) == ("network", {"a": 1, "b": 3, "c": 4})
+    assert export.arrays(served, server, ()) == {"a": 1, "b": 2}
+    assert export.arrays(served, server, {"b": 3, "c": 4}) == {"a": 1, "b": 3, "c": 4}
     players = Wrapper(Wrapper({"players": {"w": 1}, "moves": 2}))
-    assert export.network(of(None), players, ()) == ("server", {"players/w": 1, "moves": 2})
+    assert export.arrays(of(None), players, ()) == {"players/w": 1, "moves": 2}
 
 
 @pytest.mark.parametrize("state", slow.after(1, ["last", "best"]))
