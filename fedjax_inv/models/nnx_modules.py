@@ -63,19 +63,25 @@ def _by_name(state: Tree) -> dict[tuple[str, ...], Array]:
 
 def _taken_apart(module: nnx.Module, cut: str) -> tuple[_Half, Tree, Tree]:
     """Return (the module without its arrays, parameters, statistics)."""
-    graph, *states, others = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
+    kinds = (nnx.Param, nnx.BatchStat, nnx.RngState)
+    graph, *states = nnx.split(module, *kinds, ...)
+    params, stats, draws, others = states
     if jax.tree.leaves(others):
         names = ["/".join(name) for name in _by_name(others)]
         allowed = "must be none but of nnx.Param, nnx.BatchStat and nnx.RngState"
         raise UsageError("variables", ", ".join(names[:3]), allowed)
     parameters = inspect.signature(type(module).__call__).parameters
     takes = tuple(name for name in ARGUMENTS if name in parameters)
-    if jax.tree.leaves(states[1]) and "mask" not in takes:
+    if jax.tree.leaves(stats) and "mask" not in takes:
         text = "has batch statistics; its __call__ must take 'mask' ([B] bool) and pass it on to "
         raise UsageError("module", ..., f"{text}nnx.BatchNorm, or they would see the padding")
-    params, stats = (traverse_util.unflatten_dict(_by_name(state)) for state in states[:2])
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)
-    return _Half(graph, *shapes, takes, cut), params, stats
+    half = _Half(graph, _shapes(params), _shapes(stats), _shapes(draws), takes, cut)
+    of_params, of_stats = (traverse_util.unflatten_dict(_by_name(s)) for s in (params, stats))
+    return half, of_params, of_stats
+
+
+def _shapes(state: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
 
 
 def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.Module]:
@@ -85,7 +91,9 @@ def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.
     if isinstance(cut, str) and isinstance(getattr(module, cut, None), nnx.Module):
         head, body = getattr(module, cut), nnx.clone(module)
         setattr(body, cut, _Cut(cut, head))
-    elif isinstance(module, nnx.Sequential) and cut in range(len(module.layers)):
+    elif (
+        isinstance(cut, int) and isinstance(module, nnx.Sequential) and 0 < cut < len(module.layers)
+    ):
         layers = [*module.layers]
         body, head = nnx.Sequential(*layers[:cut]), nnx.Sequential(*layers[cut:])
     else:

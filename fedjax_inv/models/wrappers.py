@@ -125,6 +125,7 @@ def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
         params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
     ) -> tuple[Tree, Tree]:
         if train:
+            assert key is not None, "a model that augments trains with a key"
             augment_key, key = jax.random.split(key)
             x = augment(jax.tree.map(unit_range, model.preprocess(x)), augment_key)
         return model.encode(params, stats, x, mask, train, key)
