@@ -454,25 +454,20 @@ def integers(
     return array.astype(np.int64, copy=False)
 
 
-def federation(federation: Federation, *, whole: bool = False) -> None:
+def federation(federation: Federation) -> None:
     """Check that every client's rows are rows of the examples.
 
     The values of tracers are not checked.
 
     Args:
       federation: the federation: M examples, order [L], start [C] and size [C].
-      whole: whether a compact federation, which has some of the clients, is refused.
 
     Raises:
-      UsageError: if a client's row does not exist, if arrays have other shapes, or if clients lack
-        that must be there.
+      UsageError: if a client's row does not exist, or if arrays have other shapes.
     """
     record("federation", federation, Federation)
-    if whole and federation.who is not None:
-        raise UsageError("federation", ..., "is compact, must have all its clients")
-    data, order, start, size, who = federation
-    named = {"order": order, "start": start, "size": size}
-    for name, leaf in (named if who is None else named | {"who": who}).items():
+    data, order, start, size = federation
+    for name, leaf in {"order": order, "start": start, "size": size}.items():
         array(name, leaf)
         if leaf.dtype not in (np.int32, np.int64):
             raise UsageError(name, leaf, "must be int32 or int64")
@@ -483,13 +478,7 @@ def federation(federation: Federation, *, whole: bool = False) -> None:
         raise UsageError("data", ..., f"x and y must be of one length, not {sorted(lengths)}")
     if order.ndim != 1:
         raise UsageError("order", order, "must be [L]")
-    if who is not None:
-        if who.ndim != 1 or not start.shape == who.shape or size.ndim != 1:
-            raise UsageError("who", who, "must be [c], and so must {start}", start=("start", start))
-        if is_concrete((who, size)) and not isinstance(who, jax.ShapeDtypeStruct):
-            held: Any = _sizes_of(np.asarray(who), np.asarray(size))
-            size = held
-    elif start.ndim != 1 or start.shape != size.shape:
+    if start.ndim != 1 or start.shape != size.shape:
         raise UsageError("start", start, "must be [C], and so must {size}", size=("size", size))
     is_shape = any(isinstance(each, jax.ShapeDtypeStruct) for each in (order, start, size))
     if is_shape or not is_concrete((order, start, size)):
@@ -509,13 +498,6 @@ def federation(federation: Federation, *, whole: bool = False) -> None:
             f"must lie, with {{size}}, in the {len(rows)} rows of order",
             size=(f"size[{client}]", count[client]),
         )
-
-
-def _sizes_of(who: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return the sizes of the clients of a compact federation, 0 for numbers that fill it up."""
-    if (np.diff(who) < 0).any() or (who < 0).any():
-        raise UsageError("who", who, "must be numbers of clients in ascending order")
-    return np.where(who < len(size), size[np.minimum(who, len(size) - 1)], 0)
 
 
 def cohort(name: str, cohort: Cohort) -> None:

@@ -61,7 +61,7 @@ def evaluate(
       score: the mean score of a batch of outputs.
 
     Returns:
-      The scores, each [C]; of a compact federation [c].
+      The scores, each [C].
 
     Raises:
       UsageError: if the algorithm is personal and the federation has not as many clients as the
@@ -120,16 +120,12 @@ def evaluate_each(
       score: the mean score of a batch of outputs.
     """
     state, sets = tree.on_device((state, sets))
-    numbers = [each.shards.who for each in sets]
-    sets = [each._replace(shards=_of_its_clients(each.shards)) for each in sets]
     here = [_here(each, axis, needed) for each in sets]
     if algorithm.personal:
         batch_size = min(batch_size, _PERSONAL_BATCH)
         sums = [
-            _by_client(
-                algorithm, state, each._replace(shards=mine), who, axis, batch_size, score, loss
-            )
-            for each, mine, who in zip(sets, here, numbers, strict=True)
+            _by_client(algorithm, state, each._replace(shards=mine), axis, batch_size, score, loss)
+            for each, mine in zip(sets, here, strict=True)
         ]
     else:
         sums = axis.total(_by_example(algorithm, state.server, here, batch_size, score, loss))
@@ -141,18 +137,9 @@ def evaluate_each(
     return scores
 
 
-def _of_its_clients(shards: Federation) -> Federation:
-    """Return the federation of a compact federation's clients alone."""
-    data, order, start, size, who = shards
-    if who is None:
-        return shards
-    sizes = jnp.where(who < len(size), size[jnp.minimum(who, len(size) - 1)], 0)
-    return Federation(data, order, start, sizes)
-
-
 def _here(each: Set, axis: devices.Axis, needed: Array | bool) -> Federation:
     """Return the part of shards that this device evaluates; of others it has no example."""
-    _, _, start, size, _ = each.shards
+    _, _, start, size = each.shards
     if not each.shared:
         size = jnp.where(axis.is_mine(len(size)), size, 0)
     elif axis.name is not None:
@@ -215,7 +202,6 @@ def _by_client(
     algorithm: Algorithm,
     state: State,
     each: Set,
-    numbers: Array | None,
     axis: devices.Axis,
     batch_size: int,
     score: Loss,
@@ -227,17 +213,15 @@ def _by_client(
       algorithm: the algorithm of the run.
       state: the state to evaluate.
       each: the shards, with the examples that this device evaluates.
-      numbers: [c] the numbers of a compact federation's clients.
       axis: as in `evaluate`.
       batch_size: B.
       score: as in `evaluate`.
       loss: as in `evaluate`.
     """
-    data, order, start, size, _ = each.shards
+    data, order, start, size = each.shards
 
     def client(turn: tuple[Array, Array]) -> tuple[Tree, tuple[Array, Array]]:
-        at, local_index = turn
-        who = at if numbers is None else numbers[at]
+        who, local_index = turn
         if each.seen:
             own = tree.take(state.clients, local_index)
         else:
@@ -248,7 +232,7 @@ def _by_client(
             arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
             return score(*arguments) * count, loss(*arguments) * count
 
-        shard = Shard(data, order, start[at], size[at], who)
+        shard = Shard(data, order, start[who], size[who], who)
         return (), local.fold(shard, sums, batch_size=batch_size)
 
     everyone = jnp.arange(len(size), dtype=jnp.int32)

@@ -139,20 +139,13 @@ def _spoilt(leaf: Array, rows: np.ndarray) -> Array:
     return jnp.asarray(changed)
 
 
-def _compact(federation: Federation, who: Sequence[int] | None = None) -> Federation:
-    """Return the part of a federation for some clients, of the same shapes for any of them.
-
-    who: the clients; by default all, whose rows stay where they are.
-    """
-    if who is None:
-        return federation._replace(who=jnp.arange(federation.num_clients, dtype=jnp.int32))
-    length, most = len(jax.tree.leaves(federation.data)[0]), len(federation.order)
-    part = federations.compact(
-        federation, np.array(who, int), num_clients=federation.num_clients, num_rows=most
+def _of_clients(federation: Federation, who: np.ndarray) -> Federation:
+    """Return the federation with garbage in the examples of all clients but some."""
+    parts = federations.parts_of(federation)
+    others = np.concatenate([[], *(parts[c] for c in {*range(NUM_CLIENTS)} - {*who.tolist()})])
+    return federation._replace(
+        data=jax.tree.map(lambda leaf: _spoilt(leaf, others.astype(int)), federation.data)
     )
-    rows = np.arange(sum(SIZES[client] for client in who), most)
-    data = jax.tree.map(lambda leaf: _spoilt(leaf, rows)[:length], part.data)
-    return part._replace(data=data, order=jnp.minimum(part.order, length - 1))
 
 
 def schedule() -> Cohort:
@@ -529,7 +522,7 @@ class Case:
                 )
 
         lanes = self._stacked(self.lanes.values(), 0)
-        return jax.jit(jax.vmap(one, (0, None))).trace(lanes, _compact(self.federation))
+        return jax.jit(jax.vmap(one, (0, None))).trace(lanes, self.federation)
 
     @cached_property
     def traced_with_numbers(self) -> Any:
@@ -563,7 +556,7 @@ class Case:
         for t in range(first, len(self.schedule.who)):
             now = self._stacked(lanes.values(), t)
             now = now if state is None else now._replace(state=state)
-            state, reports = self.program(now, _compact(federation or self.federation))
+            state, reports = self.program(now, federation or self.federation)
             results.append(plain((state, reports)))
         return {name: [tree.take(each, i) for each in results] for i, name in enumerate(lanes)}
 
@@ -590,12 +583,11 @@ class Case:
     def one_round(
         self, state: rounds.State, cohort: Cohort, federation: Federation | None = None
     ) -> Result:
-        """Play one round from a state on the host; the federation is compact."""
+        """Play one round from a state on the host."""
         whole = jax.tree.map(lambda leaf: np.asarray(leaf)[None], cohort)
         lane = self.lanes["as it is"]._replace(state=state, cohort=whole)
-        part = _compact(self.federation) if federation is None else federation
         lanes = self._stacked([lane] * len(self.lanes), 0)
-        return tree.take(plain(self.program(lanes, part)), 0)
+        return tree.take(plain(self.program(lanes, federation or self.federation)), 0)
 
     def attending(self, server: Tree, round: int) -> list[np.ndarray]:
         """Return of each exchange which clients attend it [C]."""
@@ -812,7 +804,7 @@ def a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case) -> N
     x = jax.tree.map(lambda leaf: leaf.at[rows].set(np.nan), data.x)
     poisoned = case.federation._replace(data=data._replace(x=x))
     for index, before in case.turns(POISONED).items():
-        got, reports = case.one_round(before, cohort(who), _compact(poisoned))
+        got, reports = case.one_round(before, cohort(who), poisoned)
         expected, without = case.one_round(before, cohort(who, who != POISONED))
         assert_close(got, expected)
         assert_equal(reports[index].finite, who != POISONED)
@@ -902,19 +894,12 @@ def the_network_gives_the_outputs_for_a_new_client(case: Case) -> None:
 
 
 def clients_outside_of_the_cohorts_need_not_be_there(case: Case) -> None:
-    """A round needs the examples and states of the clients alone that its cohort names."""
+    """A round needs the examples of the clients alone that its cohort names."""
     state, results = case.start, []
     for t in range(len(case.schedule.who)):
         cohort = tree.take(case.schedule, t)
-        who: Any = np.unique([c for c in cohort.who[cohort.present] if SIZES[c]]).astype(int)
-        # What fills the room is arbitrary.
-        taken: Any = [*who, *range(NUM_CLIENTS - len(who))]
-        some = state._replace(clients=tree.take(state.clients, taken))
-        after, reports = case.one_round(some, cohort, _compact(case.federation, who))
-        clients = jax.tree.map(np.copy, state.clients)
-        for leaf, new in zip(*map(jax.tree.leaves, (clients, after.clients)), strict=True):
-            leaf[who] = new[: len(who)]
-        state = after._replace(clients=clients)
+        federation = _of_clients(case.federation, cohort.who[cohort.present])
+        state, reports = case.one_round(state, cohort, federation)
         results.append((state, reports))
     assert_close(_seen(case.schedule, results), case.seen)
 

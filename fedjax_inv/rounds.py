@@ -109,7 +109,7 @@ def init(
             place = jax.tree_util.keystr(path)
             text = f"holds a value of type {type(leaf).__name__}{place and f' at {place}'}"
             raise UsageError("the result of init_server", ..., f"{text}, must hold arrays")
-    who = _clients(federation, axis)
+    who = axis.local_clients(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
@@ -142,11 +142,6 @@ def _stored(leaf: Array) -> Array:
     type is not weak, as that of `jnp.full(3, 0.5)` is, or the second segment would compile again.
     """
     return jnp.array(leaf, dtype=jnp.asarray(leaf).dtype)
-
-
-def _clients(federation: Federation, axis: Axis) -> Array:
-    """Return the clients whose states lie on this device."""
-    return axis.local_clients(federation.num_clients) if federation.who is None else federation.who
 
 
 def _history(broadcast_history: Tree) -> int:
@@ -190,13 +185,12 @@ def _exchange(
     delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
-    place = federation.places(slots.who)
-    mine = axis.assign(slots, place, slots.present, federation.num_clients)
+    mine = axis.assign(slots, slots.who, slots.present, federation.num_clients)
 
     def client(turn: tuple[Slots, Array]) -> tuple[tuple[Tree, Array], _Result]:
         """Play one slot's turn; return ((upload, whether it counts), the other results)."""
         slot, local_index = turn
-        start = federation.start[slot.who if federation.who is None else local_index]
+        start = federation.start[slot.who]
         own = tree.take(state.clients, local_index)
         received = message
         if history > 1:
@@ -244,8 +238,8 @@ def _exchange(
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
-        where, own, wrote = place, mine.gather(result.own), present
-    num_local = _clients(federation, axis).shape[0]
+        where, own, wrote = slots.who, mine.gather(result.own), present
+    num_local = axis.local_clients(federation.num_clients).shape[0]
     state = state._replace(
         server=server,
         clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
@@ -270,7 +264,7 @@ def check_num_clients(state: State, federation: Federation, axis: Axis) -> None:
       UsageError: if the numbers differ. A state whose clients store nothing fits any federation.
     """
     num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
-    if num_states - {_clients(federation, axis).shape[0]}:
+    if num_states - {axis.local_clients(federation.num_clients).shape[0]}:
         here = federation.start.shape[0]
         text = f"has {here} clients, must have {num_states.pop()}, as the state has"
         raise UsageError("federation", ..., text)

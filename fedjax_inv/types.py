@@ -33,29 +33,17 @@ class Federation(NamedTuple):
 
     Clients may have any number of examples; memory is O(L + C). `data.federation.of_parts` builds
     a federation.
-
-    With `who` it is compact: only those clients' rows are there, client who[i] has
-    order[start[i] : start[i] + size[who[i]]], and a state has the states of these clients alone.
-    `data.federation.compact` cuts it out.
     """
 
     data: Examples
     order: Array  # [L] int32 into the M examples
-    start: Array  # [C] int32 into order; [c] with `who`
+    start: Array  # [C] int32 into order
     size: Array  # [C] int32, examples of each client
-    who: Array | None = None  # [c] int32, ascending, filled up with numbers of C or more; None: all
 
     @property
     def num_clients(self) -> int:
         """C."""
         return self.size.shape[0]
-
-    def places(self, who: Array) -> Array:
-        """Return where clients' starts and states lie; for clients that are not there, anywhere."""
-        if self.who is None:
-            return who
-        found = jax.numpy.searchsorted(self.who, who, method="scan_unrolled")
-        return jax.numpy.minimum(found, self.who.shape[0] - 1).astype(jax.numpy.int32)
 
 
 class Shard(NamedTuple):

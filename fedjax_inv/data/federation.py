@@ -146,7 +146,7 @@ def _federation(
 
 def parts_of(federation: Federation) -> list[np.ndarray]:
     """Return the rows of each client, from which `of_parts` makes the federation."""
-    checks.federation(federation, whole=True)
+    checks.federation(federation)
     order, start, size = (np.asarray(array) for array in federation[1:4])
     return [order[begin : begin + count] for begin, count in zip(start, size, strict=True)]
 
@@ -164,45 +164,6 @@ def rows_of(order: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarra
     """
     first = np.cumsum(size) - size
     return order[np.repeat(start - first, size) + np.arange(size.sum())]
-
-
-def compact(
-    federation: Federation, who: np.ndarray, *, num_clients: int = 0, num_rows: int = 0
-) -> Federation:
-    """Return the part of a federation that is needed for rounds with some of its clients.
-
-    Such rounds have the same results on both, bit for bit, if the state of a run has the states of
-    these clients alone.
-
-    Args:
-      federation: the whole federation, whose clients keep their numbers.
-      who: the clients, in ascending order.
-      num_clients: c, the clients for which there is room, so that several parts have one shape; 0:
-        as many as `who`.
-      num_rows: the examples for which there is room; 0: as many as needed.
-
-    Returns:
-      A compact federation on the device.
-
-    Raises:
-      UsageError: for clients that do not exist or are not in order, and for too little room.
-    """
-    checks.federation(federation, whole=True)
-    who = checks.integers("who", who, 0, federation.num_clients - 1, may_be_empty=True)
-    if (np.diff(who) <= 0).any():
-        raise UsageError("who", who, "must be different clients in ascending order")
-    order, start, size = (np.asarray(array) for array in federation[1:4])
-    rows = rows_of(order, start[who], size[who])
-    checks.integer("num_clients", num_clients or len(who), len(who))
-    checks.integer("num_rows", num_rows or len(rows), len(rows))
-    clients, length = max(num_clients, len(who), 1), max(num_rows, len(rows), 1)
-    filled = np.zeros(length, np.int64)
-    filled[: len(rows)] = rows
-    starts, held = np.zeros(clients, np.int32), np.full(clients, federation.num_clients, np.int32)
-    starts[: len(who)], held[: len(who)] = np.cumsum(size[who]) - size[who], who
-    data = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[filled]), federation.data)
-    arrays = (np.arange(length, dtype=np.int32), starts, np.asarray(size, np.int32), held)
-    return Federation(data, *(jax.device_put(array) for array in arrays))
 
 
 def partitioner(
@@ -522,8 +483,8 @@ def test_shards(
 
 def pooled(federation: Federation) -> Federation:
     """Return a federation of one client that holds all examples, for centralised training."""
-    checks.federation(federation, whole=True)
-    data, order, start, size, _ = federation
+    checks.federation(federation)
+    data, order, start, size = federation
     begin, count = np.asarray(start), np.asarray(size)
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
         return Federation(data, order, start[:1], jnp.asarray([count.sum()], jnp.int32))
