@@ -22,7 +22,6 @@ from fedjax_inv import (
     schedules,
     tree,
 )
-from fedjax_inv.algorithms.erm import erm
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -223,25 +222,6 @@ def test_every_run_is_what_it_is_alone() -> None:
             )
 
 
-def test_runs_differ_by_their_seed_and_their_numbers() -> None:
-    start = plain(compiled().init(world()[0], inputs()))
-    by_seed = [run.seed for run in RUNS]
-    weights = start.state.server.variables.params.head["w"]
-    for one in range(R):
-        for other in range(one):
-            same = by_seed[one] == by_seed[other]
-            for first, second in (
-                (weights[one], weights[other]),
-                (start.state.key[one], start.state.key[other]),
-                (cohorts().who[one], cohorts().who[other]),
-                (inputs().train.order[one], inputs().train.order[other]),
-            ):
-                assert np.array_equal(first, second) == same
-            # The learning rate makes the difference.
-            ends = result()[-1][0].state.server.variables.params.head["w"]
-            assert not np.allclose(ends[one], ends[other], atol=1e-3)
-
-
 @pytest.mark.slow
 def test_rounds_that_compile_quickly_are_close_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # which names a level for all tests
@@ -389,67 +369,6 @@ def test_watched_examples_are_the_first_of_every_client(count: int) -> None:
                 share = min(1, count / total) * len(mine)
                 assert share - 1e-4 <= len(part) < share + 1
     assert program.inputs(RUNS, splits).watched is None
-
-
-def squared(outputs: Array, y: Array, mask: Array) -> Array:
-    errors = ((outputs - y) ** 2).sum(1)
-    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1)
-
-
-def test_pooled_training_of_a_regression_on_a_split_of_ones_own() -> None:
-    """Real-valued targets, another loss and score, a federation of one client."""
-    rng = np.random.default_rng(0)
-    data = federation.examples(*(rng.normal(size=(30, n)).astype(np.float32) for n in (4, 2)))
-    rows = rng.permutation(30)
-
-    def clients(*cuts: int) -> Federation:
-        return federation.of_parts(
-            data, np.split(rows[cuts[0] : cuts[-1]], np.array(cuts[1:-1]) - cuts[0])
-        )
-
-    split = federation.Split(
-        clients(0, 7, 7, 16),
-        clients(16, 19, 22, 24),
-        clients(24, 30),
-        np.array([-1] * 3),
-        np.array([-1]),
-        (),
-    )
-    model, runs = linear(2), program.grid((0,), learning_rate=(0.1, 0.01))
-
-    def pooled_training(hyper: Any) -> Algorithm:
-        work = local.full_batch(optax.sgd(hyper["learning_rate"]), capacity=16)
-        return erm(model, work, loss=squared)
-
-    experiment = program.Experiment(
-        model, pooled_training, pooled=True, loss=squared, score=lambda *a: -squared(*a)
-    )
-    compiled = program.make(experiment)
-    run_inputs = program.inputs(runs, {0: split}, pooled=True)
-    training = compiled.init(data, run_inputs)
-    begun = plain(training.state.server.variables.params.head["w"])
-    everybody = program.cohorts(lambda key: schedules.everyone(1, 3), run_inputs)
-    training, outcome = compiled.segment(data, run_inputs, training, everybody)
-    x, y = (np.asarray(leaf, np.float64) for leaf in data)
-    for index, run in enumerate(runs):
-        w = begun[index].astype(np.float64)
-        for _ in range(3):  # gradient descent on the examples of all clients
-            w -= (
-                run.hyper["learning_rate"]
-                * 2
-                * x[rows[:16]].T
-                @ (x[rows[:16]] @ w - y[rows[:16]])
-                / 16
-            )
-        np.testing.assert_allclose(
-            training.state.server.variables.params.head["w"][index], w, rtol=1e-4, atol=1e-5
-        )
-        error = ((x @ w - y) ** 2).sum(1)
-        for scores, mine in ((outcome.valid, rows[16:24]), (outcome.test, rows[24:])):
-            np.testing.assert_allclose(scores.loss[index], [error[mine].mean()], rtol=1e-4)
-            np.testing.assert_allclose(scores.score[index], [-error[mine].mean()], rtol=1e-4)
-    assert outcome.watched == {}
-    assert outcome.stops.round.shape == (2, 0)
 
 
 def test_groups_are_domains_or_everybody() -> None:
