@@ -188,7 +188,7 @@ class Layout(NamedTuple):
     @property
     def run_spec(self) -> PartitionSpec:
         """The placement of arrays [R, ...]."""
-        return PartitionSpec(self._run_name)
+        return _WHOLE if self._run_name is None else PartitionSpec(self._run_name)
 
     @property
     def client_spec(self) -> PartitionSpec:
