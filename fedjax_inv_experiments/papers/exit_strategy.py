@@ -3,21 +3,26 @@
 fedjax-inv paper fedipg --study=exit --data=mnist
 
 Fig. 3: one of twenty clients, client 0, is slow, lossy or rotated in several degrees; it trains
-like the others, may leave, or is absent.
+like the others, may leave, or is absent. Figures show its effect, and what each client contributes
+in pre-training.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_inv.algorithms import exit_strategy
+from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags.flag import flag_error
 from fedjax_inv_experiments.papers import drawings, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.parts import selection
-from fedjax_inv_experiments.reporting import phases, report
+from fedjax_inv_experiments.reporting import figures, finished, report
+from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running.records import Record
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
@@ -156,16 +161,92 @@ def exit_columns(result: RowResult) -> Cells:
     }
 
 
-def _left(result: RowResult) -> Cells:
-    """Which clients left, by the newest checkpoint."""
+class Phase(NamedTuple):
+    """The pre-training of a row's R runs, P rounds and C clients."""
+
+    outcome: Outcome  # with a leading axis R
+    critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0, or NaN
+
+
+def phase(result: RowResult) -> Phase | None:
+    """The pre-training of a row; None if no client can leave."""
     if result.config.method.algorithm != ("exit_strategy",):
+        return None
+    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
+    server = exit_strategy.server_in(runs.states("last").server)
+    assert server is not None
+    linear, quadratic = (
+        np.asarray(leaf).sum(-2) for leaf in (server.assessment.linear, server.assessment.quadratic)
+    )
+    # A client without an update was never measured.
+    critical = np.divide(linear, quadratic, out=np.full_like(linear, np.nan), where=quadratic > 0)
+    return Phase(exit_strategy.outcome(server), critical)
+
+
+def _left(result: RowResult) -> Cells:
+    """Which clients left."""
+    found = phase(result)
+    if found is None:
         return {}
-    (phase,) = phases.find(result.only.folder, named=result.config.outside)
-    exits = phase.outcome.exits
+    exits = found.outcome.exits
     return {
         "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
         "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
     }
+
+
+def _in_range(values: np.ndarray) -> str:
+    """The least and the greatest of some values; NaNs are left out."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return ""
+    low, high = f"{known.min():.3g}", f"{known.max():.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+_CONTRIBUTIONS = (
+    "C: a client's mean contribution over the rounds of pre-training in which its update arrived; "
+    "L: the smoothness as estimated; 0 at L: that above which C is negative. Ranges over seeds."
+)
+
+
+def contributions(phases: Mapping[str, Phase]) -> str:
+    """A table of what clients contribute in pre-training. phases: by the row's label."""
+    columns: dict[str, Callable[[tuple[str, Phase]], str]] = {
+        "pre-training": lambda row: row[0],
+        "C of client 0": lambda row: _in_range(row[1].outcome.mean[:, 0]),
+        "C of the others": lambda row: _in_range(row[1].outcome.mean[:, 1:]),
+        "L": lambda row: _in_range(row[1].outcome.smoothness),
+        "client 0: 0 at L": lambda row: _in_range(row[1].critical[:, 0]),
+        "others: 0 at L": lambda row: _in_range(row[1].critical[:, 1:]),
+    }
+    return table(phases.items(), columns)
+
+
+def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws contributions by round, a panel per row; returns their table."""
+    found = {result.row.label: phase(result) for result in results if result.is_complete}
+    phases = {label: each for label, each in found.items() if each}
+    if not phases:
+        return "No contributions: no client can leave."
+    figure, axes = figures.panels(
+        len(phases), (3.2, 2.4), x_label="round", y_label="contribution", columns=5
+    )
+    for axis, (label, each) in zip(axes, phases.items(), strict=True):
+        outcome = each.outcome
+        for run, client in reversed([*np.ndindex(outcome.mean.shape)]):  # client 0 on top
+            values = outcome.contributions[run, :, client]
+            (at,) = np.isfinite(values).nonzero()
+            color = "0.7" if client else "C3"
+            axis.plot(1 + at, values[at], ".-", ms=2, lw=0.6, color=color)
+            if outcome.exits[run, client]:
+                axis.plot(1 + at[-1:], values[at[-1:]], "x", ms=7, color=color)
+        axis.axhline(0, color="black", lw=0.6, ls=":")
+        axis.set_title(figures.wrapped(label, 3.0, 9), fontsize=9)
+    about = "red: client 0, grey: the others, a line per seed; a cross: the client leaves"
+    figures.entitle(figure, f"{data}\n{about}")
+    figures.save(figure, path)
+    return f"{contributions(phases)}\n\n{_CONTRIBUTIONS} Figure: {path}."
 
 
 def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:

@@ -21,7 +21,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers import drawings, factors, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.reporting import report
@@ -204,6 +204,17 @@ def hooks(data: str) -> list[Row]:
             flags = (*_fedcfa(data, f"top_k={top_k}"), f"--cut={hook}")
             rows.append(Row(f"hook-{hook}-top_k-{top_k}", flags, f"hook {hook}", top_k))
     return rows
+
+
+def clients_factors(data: str) -> list[Row]:
+    """Fig. III: the factors on which three methods train, all behind FedCFA's layer, of one seed.
+
+    Raises UsageError for texts, whose averages are no texts.
+    """
+    study.check_data(data, [name for name in SETTINGS if name != "sent140"])
+    compared = [row for row in methods(data) if row.label in ("FedAvg", "FedMix", "FedCFA")]
+    flags = (f"--cut={SETTINGS[data].hook}", "--seeds=0")
+    return [Row(f"factors-{row.label}", (*row.flags, *flags)) for row in compared]
 
 
 def simpson(data: str) -> list[Row]:
@@ -551,6 +562,7 @@ PAPER = study.Paper(
         "loss_grid": Study(
             loss_grid, _grid, numbers, {"": draw_grid}, check=partial(_check_columns, "loss_grid")
         ),
+        "factors": Study(clients_factors, _selected, figures={"": factors.draw}),
         "simpson": Study(simpson, _in_rounds, numbers, {"_by_round": draw_by_round}),
     },
     caption=(

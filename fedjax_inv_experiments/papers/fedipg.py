@@ -591,7 +591,10 @@ PAPER = study.Paper(
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
-            figures={"": exit_strategy.draw_exit},
+            figures={
+                "": exit_strategy.draw_exit,
+                "_contributions": exit_strategy.draw_contributions,
+            },
             check=exit_strategy.check,
             caption="At the last round; clients by their validation examples. Regular clients: "
             "without client 0, if it is rotated.",

@@ -3,8 +3,9 @@
 fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), classes (Tables 2 and 3), clients (Figures 1b, 2a, 8 to 10),
-steps (Figures 17 to 20). Any flag of `sweep` applies to all rows (--seeds=0 for a first look);
---rounds gives the baselines more steps than the games. Every seed draws its environments anew.
+steps (Figures 17 to 20), masks (Figure 1a, of the first seed). Any flag of `sweep` applies to all
+rows (--seeds=0 for a first look); --rounds gives the baselines more steps than the games. Every
+seed draws its environments anew.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.papers import drawings, study
+from fedjax_inv_experiments.papers import drawings, masks, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult, Study
 from fedjax_inv_experiments.reporting import report
 from fedjax_inv_experiments.running.records import Record
@@ -91,6 +92,16 @@ def steps(data: str) -> list[Row]:
     of = game(data, "F", "parallel")
     some = [_variant(of, str(n), "steps", f"--local_steps={n}") for n in (1, 10, 30)]
     return [*some, _variant(of, "all", "steps", "--local_steps=0", "--local_epochs=1")]
+
+
+def masked(data: str) -> list[Row]:
+    """Figure 1a: FedAvg, and a game that ends at its stop."""
+    seed = "--seeds=0"
+    fedavg, of_game = methods(data)[1], game(data, "F", "parallel")
+    return [
+        Row("FedAvg", (*fedavg.flags, seed)),
+        Row("F-parallel-stopped", (*of_game.flags, "--after_stop=end", seed)),
+    ]
 
 
 def check(config: Config) -> None:
@@ -219,6 +230,7 @@ PAPER = study.Paper(
         "classes": Study(classes, _columns, numbers, _scaling("classes")),
         "clients": Study(clients, _columns, numbers, _scaling("training clients")),
         "steps": Study(steps, _columns, numbers, _BY_ROUND | _scaling("local steps a round")),
+        "masks": Study(masked, _columns, figures={"": masks.draw}),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own environments, unless "

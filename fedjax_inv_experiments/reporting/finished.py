@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.flags.flag import (
     Range,
-    check_different,
     flag,
     flag_error,
     is_whole,
@@ -63,19 +62,6 @@ def run_flag() -> Any:
     return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
 
 
-def runs_flag(text: str) -> Any:
-    """The flag --runs of binaries that read several folders."""
-    allowed = Range(bool, "one or several folders")
-    return flag((), text, allowed, kind=str)
-
-
-def check_runs(runs: Sequence[str]) -> None:
-    """Raises UsageError unless --runs names one or several different folders."""
-    if not runs:
-        raise UsageError("--runs=", ..., "must be one or several folders")
-    check_different("runs", [*map(os.path.normpath, runs)])
-
-
 def data_dir_flag() -> Any:
     """The flag --data_dir of all binaries that read finished runs."""
     return flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
@@ -83,21 +69,15 @@ def data_dir_flag() -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """The runs in a folder: a cell that `train` or `sweep` has run, or is running."""
+    """The runs in a folder: a cell that `train` or `sweep` has run."""
 
     where: str  # the flag that names the folder, with its value
     path: Path
     config: Config  # on one device of one process
     cell: Cell
     start: Start
-    known_result: Result | None  # None if the runs may be unfinished
+    result: Result
     known_data: Assembled | None = None  # None: to be read
-
-    @property
-    def result(self) -> Result:
-        """The result of the runs."""
-        assert self.known_result is not None, "opened with unfinished=True"
-        return self.known_result
 
     @functools.cached_property
     def data(self) -> Assembled:
@@ -168,14 +148,6 @@ class Runs:
         ready = self.data.prepare(self.cell)
         return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
 
-    def newest(self) -> tuple[int, Training]:
-        """(rounds, the states of all runs after them), from the newest checkpoint.
-
-        Raises UsageError if there is no checkpoint, or it is another run's.
-        """
-        done = self._done("has no checkpoint yet; must have one")
-        return done, checkpoints.restore(self._folder, done, self.shapes)
-
     @functools.cached_property
     def lines(self) -> list[Line]:
         """All evaluations of the runs."""
@@ -210,21 +182,15 @@ class Runs:
             raise flag_error("state", done, f"must be one of {allowed}, those in {self.path}")
         return done
 
-    def check_classes(self) -> None:
-        """Raises UsageError unless the targets are classes."""
-        if self.data.task.kind != "classes":
-            text = f"must be of data with classes, these have {self.data.task.kind}"
-            raise UsageError(self.where, ..., text)
-
     @property
     def _folder(self) -> Path:
         return self.path / "checkpoints"
 
-    def _done(self, lacking: str = "has no checkpoint any more; must have one") -> int:
-        """The round of the newest checkpoint. lacking: the error's text if there is none."""
+    def _done(self) -> int:
+        """The round of the newest checkpoint."""
         rounds = checkpoints.rounds(self._folder)
         if not rounds:
-            raise UsageError(self.where, ..., lacking)
+            raise UsageError(self.where, ..., "has no checkpoint any more; must have one")
         return rounds[-1]
 
 
@@ -250,15 +216,6 @@ class OneRun:
     def name(self) -> str:
         """Its name among the runs of the folder."""
         return " ".join([f"seed={self.run.seed}", *self.varied])
-
-    @property
-    def label(self) -> str:
-        """Its algorithm, settings, varied hyperparameters, folder, and the round of the state."""
-        names, line = [self.runs.cell.label, *self.varied], self.line()
-        when = f"after round {line.round}"
-        if line.ended is not None:
-            when = f"at its stop in round {line.ended}"
-        return f"{' '.join(names)} ({self.runs.path.resolve().name}, {when})"
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
@@ -334,30 +291,28 @@ def open(
     *,
     named: Collection[str] = (),
     data_dir: str = "",
-    unfinished: bool = False,
 ) -> Runs:
     """The runs of a folder. A warning tells of code of one's own that has changed since.
 
     flag: the flag that names the folder.
     named: the code of one's own that the command names.
     data_dir: the TFDS folder, if it differs from that in training.
-    unfinished: whether the runs may be unfinished; then their result is not read.
 
-    Raises UsageError if the folder holds no runs or, without `unfinished`, no result; and if it
-    names other code.
+    Raises UsageError if the folder holds no finished runs, and if it names other code.
     """
     folder = Path(os.path.expanduser(folder))
     where = f"--{flag}={folder}"
     try:
         chosen, cell = folders.read(folder, named)
         start = folders.begun(folder).start
-        result = None if unfinished else folders.result(folder)
+        result = folders.result(folder)
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:
-        text = "must be the folder of a run; of a sweep, that of one cell"
-        if not unfinished:
-            text += "; the run must be finished, --resume goes on with it"
+        text = (
+            "must be the folder of a run; of a sweep, that of one cell; the run must be finished, "
+            "--resume goes on with it"
+        )
         raise UsageError(where, ..., text) from None
     if start.code != outside.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)

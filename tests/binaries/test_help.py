@@ -40,9 +40,6 @@ def test_every_binary_is_a_command() -> None:
         "show_data",
         "evaluate",
         "export",
-        "explain",
-        "contributions",
-        "factors",
         "map",
     }
     assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}

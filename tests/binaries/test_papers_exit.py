@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from absl import flags
+from matplotlib.figure import Figure
 
+from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.papers import drawings, exit_strategy, fedipg, study
 from fedjax_inv_experiments.papers.study import RowResult
+from fedjax_inv_experiments.reporting import figures
+from runs import states
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
@@ -114,6 +118,55 @@ def test_the_table_shows_the_regular_clients_and_which_clients_left(
         assert str(picture) in text
         assert picture.read_bytes().startswith(b"\x89PNG")
     assert not (folder / "exit_some_lossy.png").exists()
+    assert (folder / "exit_some_contributions.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_contributions_are_those_of_the_checkpoint(study_output: tuple[Path, str]) -> None:
+    folder, text = study_output
+    (row,) = study.labelled(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
+    (place,) = (path.parent for path in (folder / row.label).glob("*/result.json"))
+    chosen = command_line.of_arguments(SMALL, row.flags)
+    cell = study.CellResult("test", [{}], [], {}, place)
+    found = exit_strategy.phase(RowResult(row, chosen, [cell]))
+    assert found is not None
+    told = states(place, 4)["state"]["server"]["assessment"]
+    linear, quadratic, measured = (told[name] for name in ("linear", "quadratic", "measured"))
+    table = linear - told["smoothness"][:, None, None] * quadratic
+    outcome = found.outcome
+    np.testing.assert_allclose(outcome.contributions, np.where(measured, table, np.nan), 1e-6)
+    # At the smoothness where the mean is 0, it is.
+    rest = linear - found.critical[:, None] * quadratic
+    np.testing.assert_allclose(rest.sum(1), 0, atol=1e-6 * np.abs(linear).max())
+    told_row = exit_strategy.contributions({row.label: found})
+    assert told_row.splitlines()[-1] in text
+    own = told_row.splitlines()[-1].split("|")[2].strip()
+    assert own == "{:.3g} to {:.3g}".format(*sorted(outcome.mean[:, 0]))
+
+
+def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(2, 6, 3))
+    values[:, 1:5, 1] = np.nan
+    stays = np.array([[False, False, True], [True, False, True]])
+    mean = np.nanmean(values, axis=1)
+    phase = exit_strategy.Phase(Outcome(values, mean, stays, ~stays, np.ones(2)), mean)
+    seen: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: seen.append(figure))
+    monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
+    row = RowResult(study.Row("a row", ()), command_line.of_arguments([]), [])
+    exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])
+    (axis,) = seen[0].axes
+    points = {
+        (x, y)
+        for line in axis.lines
+        if line.get_marker() == "x"
+        for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)
+    }
+    assert points == {(6, values[0, 5, 0]), (6, values[0, 5, 1]), (6, values[1, 5, 1])}
+    lines = [line.get_ydata() for line in axis.lines if line.get_marker() == "."]
+    expected = [values[run, :, client] for run in (1, 0) for client in (2, 1, 0)]
+    for line, each in zip(lines, expected, strict=True):
+        np.testing.assert_array_equal(line, each[np.isfinite(each)])
 
 
 def test_the_loss_is_low_from_its_first_evaluation_on() -> None:

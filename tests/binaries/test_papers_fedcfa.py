@@ -9,12 +9,10 @@ import pytest
 from absl import flags
 from matplotlib.figure import Figure
 
-from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import factors
 from fedjax_inv_experiments.experiment import command_line, config, grid
-from fedjax_inv_experiments.papers import fedcfa, study
+from fedjax_inv_experiments.papers import factors, fedcfa, study
 from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.reporting import figures, finished
 from runs import no_figures
@@ -278,34 +276,32 @@ def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
 
 
 @pytest.mark.slow
-def test_factors_of_a_run(
-    study_output: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder,) = (path.parent for path in study_output[0].glob("*/*/result.json"))
-    drawn: list[factors.Panel] = []
-    draw = factors.draw
-
-    def draw_and_tell(path: Path, panels: list[factors.Panel], seed: int) -> None:
-        drawn.extend(panels)
-        draw(path, panels, seed)
-
-    monkeypatch.setattr(factors, "draw", draw_and_tell)
-    out = tmp_path / "factors.png"
-    options = factors.Options((str(folder),), hook=2, clients=2, examples=20, out=str(out))
-    assert f"Picture: {out}." in factors.run(options)
-    assert out.read_bytes().startswith(b"\x89PNG")
-    (panel,) = drawn
-    assert panel.factors.shape == (60, 6)
-    assert len(set(panel.client)) == 3
-    trained = finished.open("runs", folder).select(0, 1, "last")
+def test_factors_of_rows(tmp_path: Path) -> None:
+    small = (
+        *("--rounds=2", "--eval_every=1", "--clients=4", "--cohort=2", "--widths=8,6"),
+        *("--set=top_k=3", "--learning_rate=0.1", "--client_chunk=1", "--run_chunk=1"),
+    )
+    _, *rows = fedcfa.clients_factors("digits")
+    results = []
+    with no_figures():
+        for row in rows:
+            mine = small if "FedCFA" in row.label else tuple(x for x in small if "top_k" not in x)
+            (chosen,) = study.configs(fedcfa.PAPER, [row], tmp_path, mine)
+            results.append(study.run(row, chosen))
+    mixed, replaced = (factors.panel(result, 2, 20) for result in results)
+    for panel in (mixed, replaced):
+        assert panel.factors.shape == (60, 8)
+        assert len(set(panel.client)) == 3
+    text = factors.draw(tmp_path / "factors.png", "digits", results)
+    assert (tmp_path / "factors.png").read_bytes().startswith(b"\x89PNG")
+    assert all(result.row.label in text for result in results)
+    trained = finished.open("run", results[1].only.folder).select(0, 0, "last")
     made = trained.runs.data
-    # Wherever it is cut, it is the same network.
-    x = unit_range(made.data.x[:5])
-    cut = [factors.network(trained, hook) for hook in (0, 1, 2)]
-    outputs = [models.predict(model, variables, x) for model, variables in cut]
-    np.testing.assert_allclose(outputs[1:], [outputs[0]] * 2, rtol=1e-5)
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
-    model, variables = cut[1]
+    x = unit_range(made.data.x[:5])
+    network = trained.algorithm().network
+    assert network is not None
+    model, variables = made.model, network(trained.served().server)
     average = x[:1] * 0 + 0.5
     told_factors = factors.trained_on(trained, model, variables, x, made.data.y[:5], average)
     plain, of_average = (np.asarray(factors.encoded(model, variables, v)) for v in (x, average))

@@ -1,0 +1,152 @@
+"""LIME masks: what the explainer sees is what the network sees, and it finds what decides."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_inv.data import federation
+from fedjax_inv.types import Array, Tree
+from fedjax_inv_experiments import sweep
+from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments.papers import masks
+from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
+from fedjax_inv_experiments.reporting import finished
+from runs import no_figures
+
+TINY = config.of(
+    environment="colored",
+    rounds=4,
+    eval_every=2,
+    widths=(8,),
+    cut=0,
+    batch_size=64,
+    seeds=(0, 1),
+    client_chunk="1",
+    run_chunk="1",
+)
+
+
+@pytest.fixture(scope="module")
+def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two learning rates, of which the run folder is that of its one cell."""
+    folder = tmp_path_factory.mktemp("fedavg")
+    with no_figures():
+        sweep.sweep(config.changed(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
+    return folder / "fedavg-0.9"
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_rgb_holds_all_of_an_input(channels: int) -> None:
+    x = np.random.default_rng(0).normal(size=(4, 5, 6, channels)).astype(np.float32)
+    rgb = masks.to_rgb(x)
+    assert rgb.shape == (4, 5, 6, 3)
+    np.testing.assert_array_equal(masks.from_rgb(rgb, channels), x)
+    # Red, green, blue; grey is as much of each; two colours are red and green.
+    expected = {1: [x, x, x], 2: [x[..., :1], x[..., 1:], 0 * x[..., :1]], 3: [x]}[channels]
+    np.testing.assert_array_equal(rgb, np.concatenate(expected, axis=-1))
+
+
+@pytest.mark.slow
+def test_the_classifier_is_the_run_that_was_asked_for(fedavg: Path) -> None:
+    one = finished.open("run_dir", fedavg).select(0, 1, "last")
+    made, held_out = one.runs.data, one.runs.cell.held_out
+    rows = np.sort(federation.parts_of(made.splits[held_out][0].test)[0])
+    images, y = masks.seen_images(one, range(len(rows)))
+    np.testing.assert_array_equal(y, made.data.y[rows])
+    classify = masks.classifier(one, images.shape[-1])
+    probabilities = classify(masks.to_rgb(images))
+    # However many there are, as LIME's last batch may be short.
+    np.testing.assert_allclose(classify(masks.to_rgb(images[:3])), probabilities[:3], atol=1e-6)
+
+    # On the stored test examples, by the network that renders them.
+    algorithm = one.algorithm()
+
+    @jax.jit
+    def stored(server: Tree, x: Tree) -> Array:
+        own = algorithm.init_client(server, jnp.int32(0))
+        return jax.nn.softmax(algorithm.predict(server, own, x))
+
+    x = jax.tree.map(lambda leaf: leaf[rows], made.data.x)
+    np.testing.assert_allclose(probabilities, stored(one.served().server, x), atol=1e-6)
+
+    # By the loss that training itself has told of this run at its end.
+    result = json.loads((fedavg / "result.json").read_text())
+    (told,) = [
+        each["last"]["domains"][held_out]
+        for each in result["runs"]
+        if each["seed"] == 0 and each["hyper"] == one.run.hyper
+    ]
+    loss = -np.log(probabilities[np.arange(len(rows)), y]).mean()
+    np.testing.assert_allclose(loss, told["loss"], rtol=1e-4)
+
+
+def test_squares_are_numbered_without_a_gap() -> None:
+    segments = masks.squares(5, 7, 2)
+    assert segments.shape == (5, 7)
+    assert sorted(set(segments.flat)) == list(range(3 * 4))
+    np.testing.assert_array_equal(segments[:2, :2], 0)
+    np.testing.assert_array_equal(segments[2:4, 4:6], 6)
+    np.testing.assert_array_equal(segments[4:, 6:], 11)
+
+
+@pytest.mark.parametrize(("target", "sign"), [(0, 1), (7, -1)])
+def test_the_square_that_decides_has_the_largest_weight(target: int, sign: int) -> None:
+    rng = np.random.default_rng(0)
+    segments = masks.squares(8, 8, 2)
+    looked_at = (segments == target)[..., None]
+
+    def classify(rgb: np.ndarray) -> np.ndarray:
+        logit = sign * (rgb * looked_at).mean((1, 2, 3)) * 20
+        return np.stack([1 / (1 + np.exp(logit)), 1 / (1 + np.exp(-logit))], axis=1)
+
+    rgb = rng.uniform(0.5, 1, (8, 8, 3)).astype(np.float32)
+    weights = masks.explain(rgb, classify, segments, 1, samples=300, seed=0)
+    others = np.abs(weights[segments != target])
+    assert len(np.unique(weights[segments == target])) == 1
+    assert sign * weights[segments == target][0] > 10 * others.max()
+    against = masks.explain(rgb, classify, segments, 0, samples=300, seed=0)
+    np.testing.assert_allclose(against, -weights, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_shares_count_the_weight_on_the_figure() -> None:
+    x = np.zeros((1, 2, 2, 2), np.float32)
+    x[0, 0, 0, 1] = x[0, 1, 1, 0] = 0.5
+    rows = [
+        masks.Masks(
+            *(name, x, np.zeros(1, int), ("a", "b")),
+            *(np.array([weights]), np.zeros(1, int), np.ones(1)),
+        )
+        for name, weights in {
+            "one": [[3, -1], [0, -2]],
+            "two": [[0, 1], [-1, 0]],
+            "three": [[0, 0], [0, 0]],
+        }.items()
+    ]
+    lines = masks.shares(rows).split("\n")[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells == [
+        ["one", "5", "1", "83.3"],
+        ["two", "0", "2", "0.0"],
+        ["three", "0", "0", ""],
+        ["pixels", "2", "2", "50.0"],
+    ]
+
+
+@pytest.mark.slow
+def test_masks_of_a_row(fedavg: Path, tmp_path: Path) -> None:
+    row = Row("FedAvg", ())
+    result = RowResult(row, TINY, [CellResult("0.9", [{}], [], {}, fedavg)])
+    found = masks.masks(result, (5, 0), samples=60)
+    assert found.weights.shape == (2, 8, 8)
+    assert (found.probability >= 0.5).all()
+    assert (np.ptp(found.weights, axis=(1, 2)) > 0).all()
+    # The same seed draws the same masks, whatever else is explained.
+    alone = masks.masks(result, (0,), samples=60)
+    np.testing.assert_array_equal(alone.weights[0], found.weights[1])
+    masks.paint(tmp_path / "masks.png", "digits", [found])
+    assert (tmp_path / "masks.png").read_bytes().startswith(b"\x89PNG")
