@@ -42,8 +42,6 @@ def word_weights(x: Array, vocabulary: int) -> Array:
     Raises:
       UsageError: unless x are words, and for one outside of the vocabulary unless x is traced.
     """
-    checks.array("inputs", x)
-    checks.integer("vocabulary", vocabulary)
     if not _are_words(x):
         raise UsageError("inputs", x, "must be words, integers [B, T]")
     _check_vocabulary(x, vocabulary)

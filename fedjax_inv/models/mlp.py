@@ -39,18 +39,7 @@ class Logits(nn.Module):
 
 
 def widths_for(num_features: int) -> tuple[int, int]:
-    """Return widths of an MLP's hidden layers for vectors of features.
-
-    Args:
-      num_features: D.
-
-    Returns:
-      Two layers of 4 D units each, at least 32 and at most 390.
-
-    Raises:
-      UsageError: for a number below 1.
-    """
-    checks.integer("num_features", num_features, 1)
+    """Return the widths of an MLP for vectors [D]: two layers of 4 D units, from 32 to 390."""
     width = min(max(4 * num_features, 32), 390)
     return (width, width)
 

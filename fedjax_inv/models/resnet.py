@@ -61,42 +61,23 @@ class _FirstLayer(nn.Module):
 
 
 class _Residual(nn.Module):
-    """relu(x + f(x)) with two convolutions f; if shapes differ, a 1x1 convolution maps x."""
+    """relu(x + f(x)) with convolutions f; if shapes differ, a 1x1 convolution maps x."""
 
+    windows: Sequence[int]  # (3, 3), or (1, 3, 1) with four times as many outputs: a bottleneck
     width: int
-    stride: int
+    stride: int  # of the first 3x3 convolution
     norm: Norm
     conv: lowerings.Conv
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        hidden = _conv(self.width, 3, self.stride, self.conv, "conv1")(x)
-        hidden = nn.relu(self.norm(name="norm1")(hidden, mask, train))
-        hidden = _conv(self.width, 3, 1, self.conv, "conv2")(hidden)
-        hidden = self.norm(name="norm2")(hidden, mask, train)
-        if self.stride != 1 or x.shape[-1] != self.width:
-            x = _conv(self.width, 1, self.stride, self.conv, "downsample_conv")(x)
-            x = self.norm(name="downsample_norm")(x, mask, train)
-        return nn.relu(x + hidden)
-
-
-class _Bottleneck(nn.Module):
-    """relu(x + f(x)) with a 3x3 convolution f of few channels, between two of 1x1."""
-
-    width: int  # of the 3x3 convolution; the outputs have four times as many channels
-    stride: int
-    norm: Norm
-    conv: lowerings.Conv
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        outputs = 4 * self.width
-        hidden = _conv(self.width, 1, 1, self.conv, "conv1")(x)
-        hidden = nn.relu(self.norm(name="norm1")(hidden, mask, train))
-        hidden = _conv(self.width, 3, self.stride, self.conv, "conv2")(hidden)
-        hidden = nn.relu(self.norm(name="norm2")(hidden, mask, train))
-        hidden = _conv(outputs, 1, 1, self.conv, "conv3")(hidden)
-        hidden = self.norm(name="norm3")(hidden, mask, train)
+        hidden, outputs = x, self.width
+        for i, window in enumerate(self.windows):
+            outputs = 4 * self.width if i == 2 else self.width
+            stride = self.stride if i == self.windows.index(3) else 1
+            hidden = nn.relu(hidden) if i else hidden
+            hidden = _conv(outputs, window, stride, self.conv, f"conv{i + 1}")(hidden)
+            hidden = self.norm(name=f"norm{i + 1}")(hidden, mask, train)
         if self.stride != 1 or x.shape[-1] != outputs:
             x = _conv(outputs, 1, self.stride, self.conv, "downsample_conv")(x)
             x = self.norm(name="downsample_norm")(x, mask, train)
@@ -104,7 +85,7 @@ class _Bottleneck(nn.Module):
 
 
 class _Stage(nn.Module):
-    block: Callable[..., nn.Module]
+    windows: Sequence[int]  # of a block
     number: int  # from 1
     depth: int  # blocks
     width: int
@@ -116,7 +97,8 @@ class _Stage(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         for i in range(self.depth):
             name, stride = f"layer{self.number}_{i}", 1 if i else self.stride
-            x = self.block(self.width, stride, self.norm, self.conv, name=name)(x, mask, train)
+            block = _Residual(self.windows, self.width, stride, self.norm, self.conv, name=name)
+            x = block(x, mask, train)
         return x
 
 
@@ -171,16 +153,7 @@ def resnet18(
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
-    return _resnet(
-        _Residual,
-        (2, 2, 2, 2),
-        num_classes,
-        image_size=image_size,
-        norm=norm,
-        widths=widths,
-        cut=cut,
-        conv=conv,
-    )
+    return _resnet((3, 3), (2, 2, 2, 2), num_classes, image_size, norm, widths, cut, conv)
 
 
 def resnet50(
@@ -212,23 +185,13 @@ def resnet50(
     Raises:
       UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
-    return _resnet(
-        _Bottleneck,
-        (3, 4, 6, 3),
-        num_classes,
-        image_size=image_size,
-        norm=norm,
-        widths=widths,
-        cut=cut,
-        conv=conv,
-    )
+    return _resnet((1, 3, 1), (3, 4, 6, 3), num_classes, image_size, norm, widths, cut, conv)
 
 
 def _resnet(
-    block: Callable[..., nn.Module],
+    windows: Sequence[int],
     depths: Sequence[int],
     num_classes: int,
-    *,
     image_size: int,
     norm: str,
     widths: Sequence[int],
@@ -237,7 +200,7 @@ def _resnet(
 ) -> Model:
     """Return the network with `depths` blocks in its stages; the rest is as in `resnet18`."""
     checks.integer("num_classes", num_classes, 1)
-    if not isinstance(image_size, int) or image_size not in _STEMS:
+    if image_size not in _STEMS:
         raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
     checks.one_of("norm", norm, NORMS)
     checks.integers("widths", widths, 1)
@@ -249,7 +212,7 @@ def _resnet(
     blocks: list[nn.Module] = [
         _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),
         *(
-            _Stage(block, 1 + i, depth, width, stride, make_norm, chosen)
+            _Stage(windows, 1 + i, depth, width, stride, make_norm, chosen)
             for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
         ),
         _SpatialMean(),
