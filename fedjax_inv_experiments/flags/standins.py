@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGES = (
-    *("chex", "flax", "jax", "jaxlib", "lime", "matplotlib", "optax", "orbax", "PIL"),
-    *("safetensors", "scipy", "sklearn"),
+    *("chex", "flax", "jax", "jaxlib", "lime", "matplotlib", "optax", "orbax", "pandas"),
+    *("PIL", "safetensors", "scipy", "sklearn"),
 )
 _HELP = {"help", "helpfull", "helpshort", "h", "?"}
 

@@ -8,7 +8,6 @@ studies of a paper share runs.
 import contextlib
 import csv
 import dataclasses
-import operator
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import pandas as pd
 from absl import flags
 
 from fedjax_inv.checks import UsageError
@@ -40,9 +40,9 @@ from fedjax_inv_experiments.reporting import (
     origin,
     report,
     run_report,
-    tables,
 )
 from fedjax_inv_experiments.reporting.comparison import Column, Scores
+from fedjax_inv_experiments.reporting.tables import Part
 from fedjax_inv_experiments.running import divergence, files, launch, log, records
 from fedjax_inv_experiments.running.ahead import DEPTH, Ahead
 from fedjax_inv_experiments.running.launch import Launch, Shared
@@ -468,9 +468,7 @@ def last_test(runs: Sequence[Any]) -> str:
     return percent([run["last"] for run in runs], "test_score")
 
 
-def table(
-    paper: Paper, study: Study, data: str, results: Sequence[RowResult], form: str = "markdown"
-) -> str:
+def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
     best = {column.heading: comparison.best(column) for column in compared(study, results)}
     lines = [line(paper, study, data, result) for result in results]
@@ -482,8 +480,7 @@ def table(
     # A row that is not complete has few columns, in another order.
     complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
     headings = dict.fromkeys(heading for line in [*complete, *lines] for heading in line)
-    columns = {heading: operator.methodcaller("get", heading) for heading in headings}
-    return tables.table([line for line in lines if line], columns, form=form)
+    return pd.DataFrame([line for line in lines if line], columns=[*headings])
 
 
 def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
@@ -491,20 +488,20 @@ def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
 
     A row in which a seed of each setting diverged has the scores of the other seeds.
     """
-    by_row = {}
+    by_row: dict[str, ByHeading] = {}
     for result in results:
         cells = [_surviving(result, cell) for cell in result.cells]
         if not all(cell.runs for cell in cells):
             continue
-        seeds = dict.fromkeys(run.seed for cell in cells for run in cell.result.runs)
+        seeds = {run.seed: np.nan for cell in cells for run in cell.result.runs}
         scores = study.scores(result._replace(cells=cells))
-        lacking = dict.fromkeys(seeds, np.nan)
-        by_row[result.row.label] = {name: lacking | dict(of) for name, of in scores.items()}
+        by_row[result.row.label] = {name: seeds | dict(of) for name, of in scores.items()}
     headings = dict.fromkeys(heading for scores in by_row.values() for heading in scores)
-    return [
-        Column(heading, {label: of[heading] for label, of in by_row.items() if heading in of})
+    frames = {
+        heading: {label: of[heading] for label, of in by_row.items() if heading in of}
         for heading in headings
-    ]
+    }
+    return [Column(heading, pd.DataFrame(of)) for heading, of in frames.items()]
 
 
 def _surviving(result: RowResult, cell: CellResult) -> CellResult:
@@ -541,10 +538,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     """
     columns = compared(study, rows)
     found = comparison.differences(columns)
-    parts = [lambda form: table(paper, study, data, rows, form)]
-    if any(comparison.best(column).first for column in columns):
-        parts.append(report.text_part(comparison.BEST))
-    parts += report.differences_parts(found)
+    parts: list[Part] = [table(paper, study, data, rows), *report.comparing(columns, found)]
     cells = [
         evaluations.Cell(row.row.label, row.config.watching.select, cell.folder, cell.result)
         for row in rows
@@ -555,8 +549,8 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     # Games serve by the state of their stop, which no rule of selection looks at.
     has_stops = any(row.config.watching.thresholds for row in rows)
     if columns and len({one.label for one in winners}) > 1 and not has_stops:
-        parts.append(partial(report.winners_table, winners))
-    report.write_forms(path, [*parts, report.text_part(_caption(paper, study))])
+        parts.append(report.winners_table(winners))
+    report.write_forms(path, [*parts, _caption(paper, study)])
     evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
     report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")

@@ -4,71 +4,58 @@ Two runs with the same seed have the same draw of the data. So the difference of
 taken within each seed, and its interval leaves out how much the draws differ.
 """
 
-import csv
-import io
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.reporting.tables import bold, italic, table
+from fedjax_inv_experiments.reporting.tables import bold, italic
 
 _NO_WIDTH = 1e-9  # equal differences of scores differ by rounding
+_FIELDS = ("method", "other", "column", "seeds", "seeds_left_out", "mean", "low", "high")
 
 # seed -> score, NaN where the seed's run has none, as it diverged
 Scores = Mapping[int, float]
 
 
 class Column(NamedTuple):
-    """The scores of methods, by the method's name."""
+    """The scores of methods: a row for each seed, a column for each method, NaN without a score."""
 
     heading: str
-    scores: Mapping[str, Scores]
+    scores: pd.DataFrame
     measure: Measure = ACCURACY  # how to read the scores
-
-
-class Difference(NamedTuple):
-    """By how much a method exceeds another one, in the mean over seeds."""
-
-    method: str
-    other: str
-    column: str
-    seeds: int  # in which both have a score
-    seeds_left_out: int  # in which both were run, but only one or none has a score
-    mean: float
-    low: float  # this and the next: the 95% interval
-    high: float
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
     """The mean of two or more values, and the ends of its 95% interval by Student's t."""
-    from scipy.special import stdtrit  # the quantiles of t; scipy.stats takes a second to import
+    from scipy import stats  # takes a second to import
 
     mean = float(np.mean(values))
-    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / math.sqrt(len(values))
     return mean, float(mean - half), float(mean + half)
 
 
-def difference(column: Column, method: str, other: str) -> Difference | None:
-    """The difference of two methods in a column; None with fewer than two seeds of both."""
-    one, two = (column.scores.get(name, {}) for name in (method, other))
-    both = [one[seed] - two[seed] for seed in one if seed in two]
-    values = [value for value in both if math.isfinite(value)]
-    if len(values) < 2:
-        return None
-    left_out = len(both) - len(values)
-    return Difference(method, other, column.heading, len(values), left_out, *interval(values))
+def differences(columns: Sequence[Column]) -> pd.DataFrame:
+    """The differences of every two methods; of each pair the later method minus the earlier one.
 
-
-def differences(columns: Sequence[Column]) -> list[Difference]:
-    """The differences of every two methods; of each pair the later method minus the earlier one."""
+    A row for each pair and column in which both have scores of two seeds: their number, that of the
+    seeds in which only one or none has a score, the mean, and the ends of its 95% interval.
+    """
     names = dict.fromkeys(name for column in columns for name in column.scores)
-    pairs = itertools.combinations(names, 2)
-    every = (difference(column, two, one) for one, two in pairs for column in columns)
-    return [each for each in every if each is not None]
+    rows = []
+    for one, two in itertools.combinations(names, 2):
+        for heading, scores, _ in columns:
+            if one in scores and two in scores:
+                of_seeds = scores[two] - scores[one]
+                values = of_seeds[np.isfinite(of_seeds)]
+                if len(values) > 1:
+                    counts = len(values), len(of_seeds) - len(values)
+                    rows.append((two, one, heading, *counts, *interval(values.to_numpy())))
+    return pd.DataFrame(rows, columns=[*_FIELDS])
 
 
 class Best(NamedTuple):
@@ -87,26 +74,21 @@ class Best(NamedTuple):
 
 def best(column: Column) -> Best:
     """The best of two or more methods with a score of each seed."""
-    means = {
-        name: float(np.mean([*scores.values()]))
-        for name, scores in column.scores.items()
-        if scores and all(map(math.isfinite, scores.values()))
-    }
-    if len(means) < 2:
+    scores = column.scores.astype(float)
+    if not column.measure.higher_is_better:
+        scores = -scores
+    scores = scores.loc[:, np.isfinite(scores).all()]
+    if len(scores.columns) < 2:
         return Best()
-    ranks = {name: column.measure.rank(mean) for name, mean in means.items()}
-    first = frozenset(name for name, rank in ranks.items() if rank == max(ranks.values()))
-    one = next(name for name in means if name in first)
-    others = (difference(column, one, name) for name in means)
-    # The end of the interval at which the other method is best.
-    end = "low" if column.measure.higher_is_better else "high"
-    rank = column.measure.rank
-    as_good = frozenset(
-        each.other
-        for each in others
-        if each is not None and (rank(getattr(each, end)) <= 0 or each.high - each.low < _NO_WIDTH)
-    )
-    return Best(first, as_good - first)
+    means = scores.mean()
+    first = means.index[means == means.max()]
+    as_good = set()
+    if len(scores) > 1:
+        for name in scores.columns.difference(first):
+            _, low, high = interval((scores[first[0]] - scores[name]).to_numpy())
+            if low <= 0 or high - low < _NO_WIDTH:
+                as_good.add(name)
+    return Best(frozenset(first), frozenset(as_good))
 
 
 BEST = (
@@ -115,41 +97,24 @@ BEST = (
 )
 
 
-def differences_table(
-    found: Sequence[Difference], form: str = "markdown", measure: Measure = ACCURACY
-) -> str:
+def differences_table(found: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The differences of each method from the first one, a row for each method."""
-    first = found[0].other
-    rows: dict[str, dict[str, Difference]] = {}
-    for each in found:
-        if each.other == first:
-            rows.setdefault(each.method, {})[each.column] = each
-    headings = dict.fromkeys(each.column for each in found)
+    first = found["other"].iloc[0]
+    found = found[found["other"] == first]
+    style = "+z.1f" if measure.is_share else "+z.3g"
 
-    def cell(row: Mapping[str, Difference], heading: str) -> str:
-        if heading not in row:
-            return ""
-        each = row[heading]
-        style = "+z.1f" if measure.is_share else "+z.3g"
-        mean, low, high = (
-            f"{measure.factor * value:{style}}" for value in (each.mean, each.low, each.high)
-        )
-        text = f"{mean} [{low}, {high}]"
-        return f"{text}, n={each.seeds}"
+    def text(one: pd.Series) -> str:
+        mean, low, high = (f"{measure.factor * one[x]:{style}}" for x in ("mean", "low", "high"))
+        return f"{mean} [{low}, {high}], n={one['seeds']}"
 
-    def left_out(row: Mapping[str, Difference]) -> str:
-        most = max(each.seeds_left_out for each in row.values())
-        return str(most) if most else ""
-
-    def of_column(heading: str) -> tuple[str, Callable[[str], str]]:
-        return heading, lambda method: cell(rows[method], heading)
-
-    columns: list[tuple[str, Callable[[str], str]]] = [
-        (f"difference from {first}", str),
-        *map(of_column, headings),
-        ("seeds left out", lambda method: left_out(rows[method])),
-    ]
-    return table(rows, columns, form=form, omit_empty=True)
+    cells = found.assign(text=found.apply(text, axis=1))
+    table = cells.pivot_table("text", "method", "column", aggfunc="last", sort=False)
+    table = table[[*dict.fromkeys(found["column"])]]
+    left_out = found.groupby("method")["seeds_left_out"].max()
+    if left_out.any():
+        table["seeds left out"] = left_out.astype(str).where(left_out > 0, "")
+    table.insert(0, f"difference from {first}", table.index)
+    return table
 
 
 def about_differences(measure: Measure = ACCURACY) -> str:
@@ -160,12 +125,3 @@ def about_differences(measure: Measure = ACCURACY) -> str:
         "and its 95% interval by Student's t, not corrected for the number of comparisons. A seed "
         "in which a method has no number, such as a diverged run, is left out."
     )
-
-
-def differences_csv(found: Sequence[Difference]) -> str:
-    """The differences as the text of a csv file, a line for each pair of methods and column."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(Difference._fields)
-    writer.writerows(found)
-    return file.getvalue()

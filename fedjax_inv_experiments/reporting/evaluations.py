@@ -1,18 +1,17 @@
-"""runs.csv: a line for each evaluation of each run, for plots and statistics elsewhere."""
+"""runs.csv: a line for each domain of each evaluation, for plots and statistics elsewhere."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import pandas as pd
 
 from fedjax_inv_experiments.reporting import report
 from fedjax_inv_experiments.running import files, log
-from fedjax_inv_experiments.running.records import Line, Result
+from fedjax_inv_experiments.running.records import Result
 
-_NAMED = ("run", "seed", "round", "hyper")  # fields of a line that have columns of another name
+_NAMED = ("run", "seed", "round", "hyper", "domains")  # fields of a line with columns of their own
 
 
 class Cell(NamedTuple):
@@ -26,45 +25,51 @@ class Cell(NamedTuple):
 
 def write(path: Path, cells: Sequence[Cell]) -> None:
     """Writes the evaluations of cells as a csv file."""
-    rows = [row for cell in cells for row in _rows(cell, log.read(cell.folder, _rounds(cell)))]
-    files.write(path, text(rows))
+    frame = to_dataframe(cells)
+    for name in frame.select_dtypes(bool):
+        frame[name] = frame[name].map({True: "true", False: "false"})  # as R and pandas read it
+    files.write(path, frame.to_csv(index=False, lineterminator="\n"))
 
 
-def _rounds(cell: Cell) -> int:
-    return cell.result.runs[0].last.round
+def to_dataframe(cells: Sequence[Cell]) -> pd.DataFrame:
+    """The evaluations of cells, by their logs; a number that a row lacks is NaN.
+
+    The columns are those of the run, of its hyperparameters, and of the evaluation.
+    """
+    rows = [row for cell in cells for row in _rows(cell)]
+    run, settings, numbers = (
+        pd.DataFrame([row[part] for row in rows], dtype=object).infer_objects() for part in range(3)
+    )
+    taken = {*run, *numbers}
+    settings = settings.rename(columns=lambda name: f"set.{name}" if name in taken else name)
+    return pd.concat([run, settings, numbers], axis=1)
 
 
-class Row(NamedTuple):
-    """An evaluation of a run, by the names of its columns."""
-
-    about: dict[str, Any]  # the run, and whether the evaluation is selected
-    settings: dict[str, Any]  # of the run's algorithm
-    scores: dict[str, Any]
-
-
-def _rows(cell: Cell, lines: Sequence[Line]) -> Iterator[Row]:
+def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
+    """The run, its hyperparameters, and the numbers of each domain of each evaluation."""
     result = cell.result
     one = report.choose(cell.label, result, cell.rule)
-    selected = {}
-    if one is not None:
-        rounds = [line.round for line in one.selected]
-        selected = dict(zip(one.indices, rounds, strict=True))
-    for line in lines:
-        by_rule = result.runs[line.run].by_rule
-        picked = [name for name, at in by_rule.items() if at and at.round == line.round]
-        about = {
+    rounds = [line.round for line in one.selected] if one else []
+    selected = dict(zip(one.indices, rounds, strict=True)) if one else {}
+    for line in log.read(cell.folder, result.runs[0].last.round):
+        run = {
             "method": cell.label,
             "algorithm": result.cell.algorithm,
             "held_out": report.held_out_of(result),
             "run": line.run,
             "seed": line.seed,
-            "round": line.round,
+        }
+        by_rule = result.runs[line.run].by_rule
+        picked = [name for name, at in by_rule.items() if at and at.round == line.round]
+        numbers = {
             "rule": cell.rule,
             "selected": selected.get(line.run) == line.round,
             "picked_by": " ".join(picked),
         }
-        scores = {k: v for k, v in msgspec.to_builtins(line).items() if k not in _NAMED}
-        yield Row(about, {**result.cell.settings, **line.hyper}, _flat(scores))
+        numbers |= _flat({k: v for k, v in msgspec.to_builtins(line).items() if k not in _NAMED})
+        for name, domain in line.domains.items():
+            of_domain = {"round": line.round, "domain": name, **msgspec.to_builtins(domain)}
+            yield run, {**result.cell.settings, **line.hyper}, of_domain | numbers
 
 
 def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -76,23 +81,3 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         elif not isinstance(value, list):
             flat[prefix + name] = value
     return flat
-
-
-def text(rows: Sequence[Row]) -> str:
-    """Rows as the text of a csv file; a column that a row lacks is empty there."""
-    about, settings, scores = (
-        list(dict.fromkeys(name for row in rows for name in row[part])) for part in range(3)
-    )
-    taken = {*about, *scores}
-    names = [f"set.{name}" if name in taken else name for name in settings]
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*about, *names, *scores])
-    for row in rows:
-        cells = zip((about, settings, scores), row, strict=True)
-        writer.writerow([_cell(of.get(name)) for heads, of in cells for name in heads])
-    return file.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value  # as R and pandas read it

@@ -1,26 +1,22 @@
 """Tables of finished cells."""
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fedjax_inv_experiments.flags.flag import shown
 from fedjax_inv_experiments.parts import selection
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import comparison
-from fedjax_inv_experiments.reporting.comparison import Column, Scores
-from fedjax_inv_experiments.reporting.tables import paragraph
-from fedjax_inv_experiments.reporting.tables import table as written
+from fedjax_inv_experiments.reporting import comparison, tables
+from fedjax_inv_experiments.reporting.comparison import Column
+from fedjax_inv_experiments.reporting.tables import Part
 from fedjax_inv_experiments.running import divergence, files
 from fedjax_inv_experiments.running.records import Line, Result, RunResult
-
-_Text = Callable[[str], str]  # from a method's name to a cell of a table
 
 
 def explained(rule: str) -> str:
@@ -52,11 +48,6 @@ class Chosen(NamedTuple):
         return [run["selected"] for run in self.runs]
 
     @property
-    def last(self) -> list[Line]:
-        """The last evaluation of each seed."""
-        return [run["last"] for run in self.runs]
-
-    @property
     def setting(self) -> str:
         """The selected hyperparameters in words."""
         return ", ".join(f"{name}={shown(value)}" for name, value in self.hyper.items())
@@ -73,66 +64,6 @@ class Chosen(NamedTuple):
         """A value of each seed's selected evaluation."""
         return [value(line) for line in self.selected]
 
-    def by_seed(self, value: Callable[[RunResult], float]) -> dict[int, float]:
-        """A value of each run, by seed; NaN for those that diverged."""
-        found = {run["seed"]: value(run) for run in self.runs}
-        return found | dict.fromkeys(self.left_out, np.nan)
-
-
-def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
-    """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
-
-    Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
-    all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
-
-    result: a `records.Result`, or a plain dict with the same entries.
-    """
-    whole = [each for each in divergence.settings(result["runs"]) if not each.num_diverged]
-    return _best_setting(label, result, rule, whole)
-
-
-def surviving(label: str, result: Any, rule: str) -> Chosen | None:
-    """The cell as `choose` selects, or else the setting with the most seeds that did not diverge.
-
-    The runs are those of these seeds. It serves the comparison of methods seed by seed.
-    """
-    one = choose(label, result, rule)
-    return one or _best_setting(label, result, rule, divergence.settings(result["runs"]))
-
-
-def _best_setting(
-    label: str, result: Any, rule: str, settings: Iterable[divergence.Setting]
-) -> Chosen | None:
-    """The setting in which the rule picks evaluations for most seeds, and of these the best."""
-    diverged, measure = divergence.count(result["runs"]), measure_of(result)
-    best: Chosen | None = None
-    for setting in settings:
-        every = {index: result["runs"][index] for index in setting.indices}
-        left_out = tuple(run["seed"] for run in every.values() if run["diverged"])
-        of = {index: run for index, run in every.items() if not run["diverged"]}
-        if all(selection.picked(run, rule) is None for run in of.values()):
-            continue
-        runs = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
-        held_out = held_out_of(result)
-        one = Chosen(label, held_out, setting.hyper, runs, [*of], diverged, rule, left_out, measure)
-        if best is None or one.rank > best.rank:
-            best = one
-    return best
-
-
-def measure_of(result: Any) -> Measure:
-    """How to read the scores of a result, a `records.Result` or a plain dict."""
-    found = result.get("score", ACCURACY)
-    return found if isinstance(found, Measure) else Measure(**found)
-
-
-def held_out_of(result: Any) -> str:
-    """The held-out domain, or the name of the test split in the evaluations of a result."""
-    if result["cell"]["held_out"] is not None:
-        return result["cell"]["held_out"]
-    domains = result["runs"][0]["last"]["domains"]
-    return next(name for name, domain in domains.items() if domain["split"] == "test")
-
 
 class Missing(NamedTuple):
     """A cell in which nothing could be chosen."""
@@ -143,9 +74,52 @@ class Missing(NamedTuple):
     diverged: str  # how many runs of the cell diverged
 
 
+def choose(label: str, result: Result, rule: str = "validation") -> Chosen | None:
+    """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
+
+    Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
+    all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
+    """
+    whole = [each for each in divergence.settings(result.runs) if not each.num_diverged]
+    return _best_setting(label, result, rule, whole)
+
+
+def surviving(label: str, result: Result, rule: str) -> Chosen | None:
+    """The cell as `choose` selects, or else the setting with the most seeds that did not diverge.
+
+    The runs are those of these seeds. It serves the comparison of methods seed by seed.
+    """
+    one = choose(label, result, rule)
+    return one or _best_setting(label, result, rule, divergence.settings(result.runs))
+
+
+def _best_setting(
+    label: str, result: Result, rule: str, settings: Iterable[divergence.Setting]
+) -> Chosen | None:
+    """The setting in which the rule picks evaluations for most seeds, and of these the best."""
+    count, held_out = divergence.count(result.runs), held_out_of(result)
+    found = []
+    for setting in settings:
+        left_out = tuple(result.runs[at].seed for at in setting.indices if result.runs[at].diverged)
+        of = {at: result.runs[at] for at in setting.indices if not result.runs[at].diverged}
+        if any(selection.picked(run, rule) for run in of.values()):
+            runs = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
+            chosen = label, held_out, setting.hyper, runs, [*of], count, rule, left_out
+            found.append(Chosen(*chosen, result.score))
+    return max(found, key=lambda one: one.rank, default=None)
+
+
+def held_out_of(result: Result) -> str:
+    """The held-out domain, or the name of the test split in the evaluations of a result."""
+    if result.cell.held_out is not None:
+        return result.cell.held_out
+    domains = result.runs[0].last.domains
+    return next(name for name, domain in domains.items() if domain.split == "test")
+
+
 def why_none(result: Result) -> str:
     """The table's text for a cell in which nothing could be chosen."""
-    settings = divergence.settings(result["runs"])
+    settings = divergence.settings(result.runs)
     return "diverged" if all(setting.num_diverged for setting in settings) else "none"
 
 
@@ -171,69 +145,134 @@ def heading_of(measure: Measure, rest: str = "") -> str:
     return f"{measure.name}{rest}{measure.percent}{better}"
 
 
-def tests(one: Chosen, lines: Sequence[Line]) -> str:
-    """The mean and standard deviation of the test score, as text."""
-    return text_of(one.measure)([line.test_score for line in lines])
+def score_on(domain: Any) -> float:
+    """The score on a domain, a `records.Domain`; NaN without examples."""
+    return domain["score"] if domain["examples"] else math.nan
+
+
+# The numbers of an evaluation that tables show, and their fields.
+_NUMBERS = {
+    "round": "played",
+    "validation": "validation_score",
+    "test": "test_score",
+    "worst": "worst_score",
+    "bytes": "bytes",
+}
+
+
+def _of_line(line: Line | None) -> dict[str, Any]:
+    return {name: line and getattr(line, field) for name, field in _NUMBERS.items()}
+
+
+def _of_seeds(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
+    """A row for each seed of each cell, with its selected and its last evaluation.
+
+    Seeds without one have no numbers, and a cell in which nothing was chosen has one such row.
+    """
+    rows: list[dict[str, Any]] = []
+    for one in cells:
+        cell = {"algorithm": one.label, "held out": one.held_out, "diverged": one.diverged}
+        if isinstance(one, Missing):
+            rows.append(cell | {"setting": one.why})
+            continue
+        cell |= {"setting": one.setting}
+        rows += [cell | {"seed": seed} for seed in one.left_out]
+        for run in one.runs:
+            line, last = run["selected"], run.last
+            ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
+            scores = {f"on {name}": score_on(domain) for name, domain in line.domains.items()}
+            rows.append(cell | {"seed": run.seed} | _of_line(line) | ends | scores)
+    return pd.DataFrame(rows)
+
+
+_Text = Callable[[pd.Series], str]
+
+
+def _known(text: Callable[[Sequence[float]], str]) -> _Text:
+    """A text of the numbers that are known; "" if none is."""
+    return lambda values: text([*values.dropna()]) if values.notna().any() else ""
+
+
+def _listed(values: pd.Series) -> str:
+    return ", ".join(f"{value:.0f}" for value in values.dropna())
+
+
+_ROUNDS = "round", _known(spread)
+_MEGABYTES = _known(lambda values: f"{np.mean(values) / 1e6:.1f}")
+
+
+def _grouped(
+    rows: pd.DataFrame, keys: Sequence[str], columns: Mapping[str, tuple[str, Any]]
+) -> pd.DataFrame:
+    """A row for each group of equal keys. columns: heading -> (a column of rows, its text)."""
+    return rows.groupby([*keys], sort=False, dropna=False).agg(**columns).reset_index()
 
 
 def _measure(cells: Sequence[Chosen | Missing]) -> Measure:
     """How to read the scores of cells, of which something was chosen in one at least."""
-    return next(one.measure for one in cells if isinstance(one, Chosen))
+    return next((one.measure for one in cells if isinstance(one, Chosen)), ACCURACY)
 
 
-def scores(chosen: Sequence[Chosen], held_outs: Sequence[str]) -> list[Column]:
+def _by_domain(cells: Sequence[Chosen | Missing], name: str) -> pd.DataFrame:
+    """A number of `_of_seeds`: a row for each algorithm and seed, a column for each held out."""
+    chosen = [one for one in cells if isinstance(one, Chosen)]
+    rows = _of_seeds(chosen).set_index(["algorithm", "seed", "held out"])
+    return rows[name].unstack().reindex(columns=[*dict.fromkeys(one.held_out for one in cells)])
+
+
+def scores(cells: Sequence[Chosen | Missing]) -> list[Column]:
     """The scores by which the main table compares methods, with a column for each.
 
     They are the test scores on each held-out domain, their mean and the worst of them, and the
     mean at the last round. With a single held-out domain, the mean is left out, and the worst
     domain is the worst of all domains, those for validation, too.
     """
-    measure = _measure(chosen) if chosen else ACCURACY
-    worst = np.min if measure.higher_is_better else np.max
-    by_label: dict[str, dict[str, Chosen]] = {}
-    for one in chosen:
-        by_label.setdefault(one.label, {})[one.held_out] = one
+    measure = _measure(cells)
+    labels = [*dict.fromkeys(one.label for one in cells if isinstance(one, Chosen))]
+    if not labels:
+        return []
 
-    def column(
-        heading: str,
-        value: Callable[[RunResult], float],
-        join: Callable[[Sequence[float]], Any] = np.mean,
-    ) -> Column:
-        """A value of each run, joined over the held-out domains, where a method has all of them."""
-        joined: dict[str, Scores] = {}
-        for label, ones in by_label.items():
-            each = [one.by_seed(value) for one in ones.values()]
-            if len(each) == len(held_outs):
-                shared = [seed for seed in each[0] if all(seed in other for other in each)]
-                joined[label] = {seed: join([of[seed] for of in each]) for seed in shared}
-        return Column(heading, joined, measure)
+    def column(heading: str, values: pd.Series) -> Column:
+        of_labels = values.unstack("algorithm").reindex(columns=labels)
+        return Column(heading, of_labels, measure)
 
-    def test(run: RunResult) -> float:
-        return run["selected"]["test_score"]
-
-    of_domains = [
-        Column(
-            held_out,
-            {label: of[held_out].by_seed(test) for label, of in by_label.items() if held_out in of},
-            measure,
-        )
-        for held_out in held_outs
-    ]
-    if len(held_outs) > 1:
-        over = [column("mean", test), column("worst domain", test, worst)]
+    test = _by_domain(cells, "test")
+    columns = [column(name, test[name]) for name in test]
+    if len(test.columns) > 1:
+        worst = test.min if measure.higher_is_better else test.max
+        columns.append(column("mean", test.mean(axis=1, skipna=False)))
+        columns.append(column("worst domain", worst(axis=1, skipna=False)))
     else:
-        over = [column("worst domain", lambda run: run["selected"]["worst_score"])]
-    last = column("at the last round", lambda run: run["last"]["test_score"])
-    return [*of_domains, *over, last]
+        columns.append(column("worst domain", _by_domain(cells, "worst").iloc[:, 0]))
+    last = _by_domain(cells, "last").mean(axis=1, skipna=False)
+    return [*columns, column("at the last round", last)]
+
+
+def _marked(column: Column) -> dict[str, str]:
+    """Mean and standard deviation of each method, marked for the best; "" without a score."""
+    best, text = comparison.best(column), _known(text_of(column.measure))
+    return {label: best.mark(label, text(of)) for label, of in column.scores.items()}
+
+
+def _of_columns(
+    heading: str, labels: Sequence[str], columns: Sequence[tuple[str, Mapping[str, str]]]
+) -> pd.DataFrame:
+    """A table with a row for each label. columns: pairs, as several may have the same heading."""
+    rows = [[label, *(of.get(label, "") for _, of in columns)] for label in labels]
+    return pd.DataFrame(rows, columns=[heading, *(each for each, _ in columns)])
+
+
+def _why(cells: Sequence[Chosen | Missing], held_out: str) -> dict[str, str]:
+    """The text of the cells in which nothing was chosen, by their label."""
+    none = [one for one in cells if isinstance(one, Missing) and one.held_out == held_out]
+    return {one.label: one.why for one in none}
 
 
 def table(
-    chosen: Sequence[Chosen],
+    cells: Sequence[Chosen | Missing],
     paper: Mapping[str, str],
-    cells: Mapping[tuple[str, str], str] | None = None,
     diverged: Mapping[str, str] | None = None,
-    form: str = "markdown",
-) -> str:
+) -> pd.DataFrame:
     """The main table: the test scores at the selected evaluations, a row per algorithm.
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
@@ -241,243 +280,152 @@ def table(
     scores is marked (`comparison.Best`).
 
     paper: algorithm -> its number in a paper.
-    cells: (label, held-out domain) of each cell -> the text if nothing was chosen.
     diverged: label -> how many of its runs diverged; without it there is no such column.
-    form: one of `tables.FORMS`.
     """
-    cells = cells or {(one.label, one.held_out): "" for one in chosen}
-    held_outs = list(dict.fromkeys(held_out for _, held_out in cells))
-    labels = list(dict.fromkeys(label for label, _ in cells))
-    *tests, last = map(_marked, scores(chosen, held_outs))
-    if len(held_outs) == 1:
-        del tests[1]  # the worst of all domains stands in the table by domain
-    columns: list[tuple[str, _Text]] = [(f"held-out {heading_of(_measure(chosen))}", str)]
-    for held_out, (_, text) in zip(held_outs, tests, strict=False):
-
-        def or_why(label: str, held_out: str = held_out, text: _Text = text) -> str:
-            return text(label) or cells.get((label, held_out), "")
-
-        columns.append((held_out, or_why))
-    columns += tests[len(held_outs) :]
-
-    def at_round(label: str) -> str:
-        ones = [one for one in chosen if one.label == label]
-        if len(ones) < len(held_outs):
-            return ""
-        return spread(np.mean([one.over_seeds(lambda line: line["played"]) for one in ones], 0))
-
-    columns += [("at round", at_round), last]
+    labels = [*dict.fromkeys(one.label for one in cells)]
+    held_outs = {one.held_out for one in cells}
+    *tests, last = ((column.heading, _marked(column)) for column in scores(cells))
+    columns: list[tuple[str, Mapping[str, str]]] = [
+        (name, texts | _why(cells, name)) for name, texts in tests[: len(held_outs)]
+    ]
+    if len(held_outs) > 1:  # the worst of all domains stands in the table by domain
+        columns += tests[len(held_outs) :]
+    rounds = _by_domain(cells, "round").mean(axis=1, skipna=False).groupby("algorithm")
+    columns += [("at round", rounds.agg(_known(spread)).to_dict()), last]
     if diverged:
-        columns.append(("runs diverged", lambda label: diverged[label]))
+        columns.append(("runs diverged", diverged))
     if paper:
-        columns.append(("paper", lambda label: paper.get(label.split()[0], "")))
-    return written(labels, columns, form=form)
+        columns.append(("paper", {label: paper.get(label.split()[0], "") for label in labels}))
+    return _of_columns(f"held-out {heading_of(_measure(cells))}", labels, columns)
 
 
-def _marked(column: Column) -> tuple[str, _Text]:
-    """A column of a table: mean and standard deviation of each method, marked for the best."""
-    best = comparison.best(column)
-
-    def text(label: str) -> str:
-        if not column.scores.get(label):
-            return ""
-        return best.mark(label, text_of(column.measure)([*column.scores[label].values()]))
-
-    return column.heading, text
-
-
-def _if_chosen(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
-    """A column that is empty where nothing could be chosen."""
-    return lambda one: text(one) if isinstance(one, Chosen) else ""
-
-
-def _or_why(text: Callable[[Chosen], str]) -> Callable[[Chosen | Missing], str]:
-    """A column that says why nothing could be chosen."""
-    return lambda one: text(one) if isinstance(one, Chosen) else one.why
-
-
-def domains_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
+def domains_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
     """The scores by domain at the selected evaluation: test if held out, else validation.
 
     cells: all of one held-out domain; in one of them at least, something was chosen.
     """
     held_out, measure = cells[0].held_out, _measure(cells)
-    ones = [one for one in cells if isinstance(one, Chosen)]
-
-    def column(heading: str, value: Callable[[Line], float], why: bool = True) -> Any:
-        by_label = {}
-        for one in ones:
-            scores = one.by_seed(lambda run: value(run["selected"]))
-            by_label[one.label] = {seed: of for seed, of in scores.items() if not math.isnan(of)}
-        _, text = _marked(Column(heading, by_label, measure))
-        or_why = _or_why(lambda one: text(one.label))
-        return heading, or_why if why else lambda one: text(one.label)
-
-    def of(name: str) -> Any:
-        heading = f"{name} (held out)" if name == held_out else name
-        return column(heading, lambda line: score_on(line["domains"][name]))
-
-    columns = [
-        (heading_of(measure, " by domain"), lambda one: one.label),
-        *map(of, ones[0].selected[0].domains),
-        column("worst domain", lambda line: line["worst_score"], why=False),
-    ]
-    return written(cells, columns, form=form)
+    rows = _of_seeds([one for one in cells if isinstance(one, Chosen)])
+    rows = rows.set_index(["seed", "algorithm"])
+    columns = []
+    for name in rows.columns[rows.columns.str.startswith("on ")]:
+        domain = name.removeprefix("on ")
+        texts = _marked(Column(domain, rows[name].unstack(), measure)) | _why(cells, held_out)
+        columns.append((f"{domain} (held out)" if domain == held_out else domain, texts))
+    columns.append(("worst domain", _marked(Column("", rows["worst"].unstack(), measure))))
+    labels = [one.label for one in cells]
+    return _of_columns(heading_of(measure, " by domain"), labels, columns)
 
 
-def score_on(domain: Any) -> float:
-    """The score on a domain, a `records.Domain` or a plain dict; NaN without examples."""
-    return domain["score"] if domain["examples"] else math.nan
-
-
-class _Stopped(NamedTuple):
-    """The stops of a cell's seeds at a threshold; none if nothing could be chosen in the cell."""
-
-    cell: Chosen | Missing
-    threshold: float | None
-    met: str  # the number of seeds that stopped, or why nothing could be chosen
-    stops: list[Any]  # a `records.Stop` of each seed that stopped
-
-
-def stops_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
+def stops_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
     measure = _measure(cells)
-    rows, shown, unit = [], text_of(measure), measure.unit
+    rows: list[dict[str, Any]] = []
     for one in cells:
+        cell = {"at the stop": one.label, "held out": one.held_out}
         if isinstance(one, Missing):
-            rows.append(_Stopped(one, None, one.why, []))
+            rows.append(cell | {"why": one.why})
             continue
-        for stops in zip(*(run.stops or [] for run in one.runs), strict=True):
-            met = [stop for stop in stops if stop.round is not None]
-            rows.append(_Stopped(one, stops[0].threshold, f"{len(met)}/{len(stops)}", met))
+        for run in one.runs:
+            for stop in run.stops or []:
+                fields = {name: stop[name] for name in ("round", "train_score", "worst_score")}
+                fields |= {"threshold": f"{stop.threshold:g}", "domains": stop.domains}
+                rows.append(cell | fields | {"last": run.last.test_score, "why": None})
+    text, unit = text_of(measure), measure.unit
 
-    def domains(row: _Stopped) -> str:
-        names = row.stops[0].domains if row.stops else ()
-        of = {name: [score_on(stop.domains[name]) for stop in row.stops] for name in names}
-        known = {name: [*itertools.filterfalse(math.isnan, each)] for name, each in of.items()}
-        return ", ".join(f"{name} {shown(values)}" for name, values in known.items() if values)
+    def stopped(rounds: pd.Series) -> str:
+        return f"{rounds.notna().sum()}/{len(rounds)}"
 
-    def over(
-        value: Callable[[Any], float], text: Callable[[Sequence[float]], str]
-    ) -> Callable[[_Stopped], str]:
-        return lambda row: text([value(stop) for stop in row.stops]) if row.stops else ""
+    def domains(stops: pd.Series) -> str:
+        each = [{name: score_on(of[name]) for name in of} for of in stops.dropna()]
+        scores = pd.DataFrame(each).items()
+        return ", ".join(f"{name} {_known(text)(of)}" for name, of in scores if of.notna().any())
 
-    last = _if_chosen(lambda one: tests(one, one.last))
-    return written(
-        rows,
-        {
-            "at the stop": lambda row: row.cell.label,
-            "held out": lambda row: row.cell.held_out,
-            "threshold": lambda row: "" if row.threshold is None else f"{row.threshold:g}",
-            "stopped": lambda row: row.met,
-            "round": over(lambda stop: stop.round, spread),
-            f"training{unit}": over(lambda stop: stop.train_score, shown),
-            f"by domain{unit}": domains,
-            f"worst domain{unit}": over(lambda stop: stop.worst_score, shown),
-            f"held out at the last round{unit}": lambda row: last(row.cell),
-        },
-        form=form,
-    )
+    columns = {
+        "stopped": ("round", stopped),
+        "round": _ROUNDS,
+        f"training{unit}": ("train_score", _known(text)),
+        f"by domain{unit}": ("domains", domains),
+        f"worst domain{unit}": ("worst_score", _known(text)),
+        f"held out at the last round{unit}": ("last", _known(text)),
+        "why": ("why", "first"),
+    }
+    table = _grouped(pd.DataFrame(rows), ["at the stop", "held out", "threshold"], columns)
+    why = table.pop("why")
+    return table.assign(stopped=table["stopped"].mask(why.notna(), why))
 
 
-def choices_table(cells: Sequence[Chosen | Missing], form: str = "markdown") -> str:
+def choices_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
     """The selected hyperparameters and rounds, their validation score, and their cost."""
     measure = _measure(cells)
-    shown, unit = text_of(measure), measure.unit
-    columns: dict[str, Callable[[Chosen | Missing], str]] = {
-        "algorithm": lambda one: one.label,
-        "held out": lambda one: one.held_out,
-        "selected": _or_why(lambda one: one.setting),
-        "at round": _if_chosen(lambda one: ", ".join(str(line.played) for line in one.selected)),
-        f"validation{unit}": _if_chosen(
-            lambda one: shown([line.validation_score for line in one.selected])
-        ),
-        f"held out{unit}": _if_chosen(lambda one: tests(one, one.selected)),
-        f"held out at the last round{unit}": _if_chosen(lambda one: tests(one, one.last)),
-        "MB sent in all": _if_chosen(
-            lambda one: f"{np.mean([line.bytes for line in one.last]) / 1e6:.1f}"
-        ),
-        "runs diverged": lambda one: one.diverged,
+    rows, unit, text = _of_seeds(cells), measure.unit, _known(text_of(measure))
+    columns = {
+        "selected": ("setting", "first"),
+        "at round": ("round", _listed),
+        f"validation{unit}": ("validation", text),
+        f"held out{unit}": ("test", text),
+        f"held out at the last round{unit}": ("last", text),
+        "MB sent in all": ("sent", _MEGABYTES),
+        "runs diverged": ("diverged", "first"),
     }
-    ones = [one for one in cells if isinstance(one, Chosen)]
-    if any(line.dropped is not None for one in ones for line in one.last):
-        columns["rounds with a client dropped"] = _if_chosen(
-            lambda one: ", ".join(str(line.dropped or 0) for line in one.last)
-        )
-    return written(cells, columns, form=form)
+    if rows["dropped"].notna().any():
+        rows["dropped"] = rows["dropped"].fillna(0).where(rows["round"].notna())
+        columns["rounds with a client dropped"] = ("dropped", _listed)
+    return _grouped(rows, ["algorithm", "held out"], columns)
 
 
-def winners(chosen: Sequence[Chosen]) -> list[Chosen]:
+def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
     """The best method and setting for each held-out domain, compared as settings are."""
     best: dict[str, Chosen] = {}
     for one in chosen:
         if one.held_out not in best or one.rank > best[one.held_out].rank:
             best[one.held_out] = one
-    return list(best.values())
-
-
-def winners_table(chosen: Sequence[Chosen], form: str = "markdown") -> str:
-    """The best method and setting for each held-out domain, and their scores."""
     measure = chosen[0].measure
-    shown, unit = text_of(measure), measure.unit
-    columns: dict[str, Callable[[Chosen], str]] = {
-        "best over methods, held out": lambda one: one.held_out,
-        "method": lambda one: one.label,
-        "setting": lambda one: one.setting,
-        "at round": lambda one: spread(one.over_seeds(lambda line: line["played"])),
-        f"validation{unit}": lambda one: shown(
-            one.over_seeds(lambda line: line["validation_score"])
-        ),
-        f"held out{unit}": lambda one: shown(one.over_seeds(lambda line: line["test_score"])),
+    unit, text = measure.unit, _known(text_of(measure))
+    columns = {
+        "setting": ("setting", "first"),
+        "at round": _ROUNDS,
+        f"validation{unit}": ("validation", text),
+        f"held out{unit}": ("test", text),
     }
-    return written(winners(chosen), columns, form=form)
+    names = {"held out": "best over methods, held out", "algorithm": "method"}
+    return _grouped(_of_seeds([*best.values()]).rename(columns=names), [*names.values()], columns)
 
 
-class _SettingRow(NamedTuple):
-    """A setting of a cell."""
-
-    label: str
-    held_out: str
-    setting: divergence.Setting
-    is_selected: bool
-    picked: list[Line]  # the evaluations of the seeds that did not diverge
-
-    def mean(self, score: str, measure: Measure) -> str:
-        """A score of the seeds that did not diverge."""
-        values = [line[score] for line in self.picked]
-        return text_of(measure)(values) if values else "diverged"
-
-
-def settings_table(results: Sequence[tuple[str, Result, str]], form: str = "markdown") -> str:
+def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
     """A row for each setting: whether it is selected, its diverged runs, and the others' scores.
 
-    results: (label, result, rule of selection) of each cell. form: one of `tables.FORMS`.
+    results: (label, result, rule of selection) of each cell.
     """
-    rows, measure = [], measure_of(results[0][1])
+    rows = []
     for label, result, rule in results:
         one = choose(label, result, rule)
-        for setting in divergence.settings(result.runs):
-            runs = [result.runs[index] for index in setting.indices]
-            picked = [selection.picked(run, rule) or run.last for run in runs if not run.diverged]
-            is_selected = one is not None and one.indices == setting.indices
-            rows.append(_SettingRow(label, held_out_of(result), setting, is_selected, picked))
+        for number, setting in enumerate(divergence.settings(result.runs)):
+            is_selected = "yes" if one is not None and one.indices == setting.indices else ""
+            cell = {"algorithm": label, "held out": held_out_of(result), "number": number}
+            cell |= {"setting": setting.text, "selected": is_selected}
+            for run in (result.runs[index] for index in setting.indices):
+                picked = None if run.diverged else selection.picked_or_last(run, rule)
+                rows.append(cell | {"diverged": run.diverged} | _of_line(picked))
+    measure = results[0][1].score
     # The scores are of the seeds that did not diverge.
-    others = " of the others" if any(row.setting.num_diverged for row in rows) else ""
-    columns: dict[str, Callable[[_SettingRow], str]] = {
-        "algorithm": lambda row: row.label,
-        "held out": lambda row: row.held_out,
-        "setting": lambda row: row.setting.text,
-        "selected": lambda row: "yes" if row.is_selected else "",
-        "runs diverged": lambda row: f"{row.setting.num_diverged} of {len(row.setting.indices)}",
-        "at round": lambda row: spread([line.played for line in row.picked]) if row.picked else "",
-        f"validation{others}{measure.unit}": lambda row: row.mean("validation_score", measure),
-        f"held out{others}{measure.unit}": lambda row: row.mean("test_score", measure),
-        f"worst domain{others}{measure.unit}": lambda row: row.mean("worst_score", measure),
-        "MB sent by then": lambda row: (
-            f"{np.mean([line.bytes for line in row.picked]) / 1e6:.1f}" if row.picked else ""
-        ),
+    others = " of the others" if any(row["diverged"] for row in rows) else ""
+    end = f"{others}{measure.unit}"
+    text = _known(text_of(measure))
+
+    def or_diverged(values: pd.Series) -> str:
+        return text(values) or "diverged"
+
+    columns = {
+        "runs diverged": ("diverged", lambda of: f"{of.sum()} of {len(of)}"),
+        "at round": _ROUNDS,
+        f"validation{end}": ("validation", or_diverged),
+        f"held out{end}": ("test", or_diverged),
+        f"worst domain{end}": ("worst", or_diverged),
+        "MB sent by then": ("bytes", _MEGABYTES),
     }
-    return written(rows, columns, form=form)
+    keys = ["algorithm", "held out", "number", "setting", "selected"]
+    return _grouped(pd.DataFrame(rows), keys, columns).drop(columns="number")
 
 
 def _diverged(results: Sequence[tuple[str, Result]]) -> str:
@@ -493,22 +441,16 @@ def _diverged(results: Sequence[tuple[str, Result]]) -> str:
     return "\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])
 
 
-Part = Callable[[str], str]  # from one of `tables.FORMS` to a table or a paragraph
-
-
-def text_part(text: str) -> Part:
-    """A paragraph between tables."""
-    return partial(paragraph, text)
-
-
-def write_forms(path: Path, parts: Sequence[Part]) -> None:
+def write_forms(path: Path, parts: Sequence[Part], title: str = "") -> None:
     """Writes parts as Markdown and as LaTeX. path: without the ending of a file's name."""
-    for form, ending, head in (
-        ("markdown", ".md", []),
-        ("latex", ".tex", [r"% needs \usepackage{booktabs}"]),
+    markdown = [f"# {title}", *parts] if title else parts
+    latex = [title, *parts] if title else parts
+    head = r"% needs \usepackage{booktabs}"
+    for ending, texts in (
+        (".md", [tables.text(part) for part in markdown]),
+        (".tex", [head, *(tables.text(part, "latex") for part in latex)]),
     ):
-        text = "\n\n".join([*head, *(part(form) for part in parts)])
-        files.write(path.with_name(path.name + ending), f"{text}\n")
+        files.write(path.with_name(path.name + ending), "\n\n".join(texts) + "\n")
 
 
 def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
@@ -517,28 +459,34 @@ def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: st
     results: as for `settings_table`. path: as for `write_forms`.
     """
     if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
-        write_forms(path, [text_part(title), partial(settings_table, results)])
+        write_forms(path, [title, settings_table(results)])
     else:
         for ending in (".md", ".tex"):
             files.remove(path.with_name(path.name + ending))
 
 
-def write_differences(path: Path, found: Sequence[comparison.Difference]) -> None:
+def write_differences(path: Path, found: pd.DataFrame) -> None:
     """Writes the differences between methods; removes an earlier report's if there are none."""
-    if found:
-        files.write(path, comparison.differences_csv(found))
+    if len(found):
+        files.write(path, found.to_csv(index=False, lineterminator="\n"))
     else:
         files.remove(path)
 
 
-def differences_parts(
-    found: Sequence[comparison.Difference], measure: Measure = ACCURACY
+def comparing(
+    columns: Sequence[Column], found: pd.DataFrame, measure: Measure = ACCURACY
 ) -> list[Part]:
-    """The table of the differences between methods, if there are any, and its explanation."""
-    if not found:
-        return []
-    differences = partial(comparison.differences_table, found, measure=measure)
-    return [differences, text_part(comparison.about_differences(measure))]
+    """What stands below a table: what its marks say, and the differences between its methods.
+
+    columns: those of the table. found: the differences.
+    """
+    parts: list[Part] = []
+    if any(comparison.best(column).first for column in columns):
+        parts.append(comparison.BEST)
+    if len(found):
+        parts.append(comparison.differences_table(found, measure))
+        parts.append(comparison.about_differences(measure))
+    return parts
 
 
 def write(
@@ -559,27 +507,27 @@ def write(
     results = list(results)
     with_rule = [(label, result, rule) for label, result in results]
     cells: list[Chosen | Missing] = []
+    compared: list[Chosen | Missing] = []
     for label, result in results:
         none = Missing(label, held_out_of(result), why_none(result), divergence.count(result.runs))
         cells.append(choose(label, result, rule) or none)
+        compared.append(surviving(label, result, rule) or none)
     ones = [one for one in cells if isinstance(one, Chosen)]
-    missing = {(label, held_out_of(result)): why_none(result) for label, result in results}
     diverged = _diverged(results)
-    about_diverged = [text_part(diverged)] if diverged else []
+    about_diverged = [diverged] if diverged else []
     write_grid(folder / "grid", with_rule, title)
     if not ones:
         text = "every run diverged"
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
-        if "none" in missing.values():
+        if any(isinstance(one, Missing) and one.why == "none" for one in cells):
             who = "seed that did not diverge" if diverged else "seed"
             text = (
                 f"{rule} picks no evaluation of any {who}; choose another rule, such as "
                 "--select=validation; the table has the last round"
             )
-        write_differences(folder / "differences.csv", [])
-        by_setting = partial(settings_table, with_rule)
-        parts: list[Part] = [text_part(text), *about_diverged, by_setting]
+        files.remove(folder / "differences.csv")
+        parts: list[Part] = [text, *about_diverged, settings_table(with_rule)]
         write_forms(folder / "table", parts)
         return printed(parts)
     counts = {}
@@ -587,29 +535,21 @@ def write(
         for label, _ in results:
             runs = [run for other, result in results if other == label for run in result.runs]
             counts[label] = divergence.count(runs)
-    held_outs = list(dict.fromkeys(one.held_out for one in cells))
-    comparing: list[Part] = [partial(table, ones, paper, missing, counts)]
-    if any(comparison.best(column).first for column in scores(ones, held_outs)):
-        comparing.append(text_part(comparison.BEST))
-    compared = [surviving(*each) for each in with_rule]
-    found = comparison.differences(scores([one for one in compared if one], held_outs))
+    found = comparison.differences(scores(compared))
     write_differences(folder / "differences.csv", found)
-    comparing += differences_parts(found, _measure(cells))
+    parts = [table(cells, paper, counts), *comparing(scores(cells), found, _measure(cells))]
     if len({one.label for one in ones}) > 1:
-        comparing.append(partial(winners_table, ones))
-    parts = [
-        lambda form: paragraph(f"# {title}" if form == "markdown" else title, form),
-        *comparing,
-    ]
-    if len(held_outs) == 1:
-        parts.append(partial(domains_table, cells))
+        parts.append(winners_table(ones))
+    details: list[Part] = []
+    if len({one.held_out for one in cells}) == 1:
+        details.append(domains_table(cells))
     if ones[0].runs[0].stops is not None:
-        parts.append(partial(stops_table, cells))
-    parts += [text_part(explained(rule)), partial(choices_table, cells), *about_diverged]
-    write_forms(folder / "table", [*parts, *more])
-    return printed([*comparing, *about_diverged, *more])
+        details.append(stops_table(cells))
+    details += [explained(rule), choices_table(cells)]
+    write_forms(folder / "table", [*parts, *details, *about_diverged, *more], title)
+    return printed([*parts, *about_diverged, *more])
 
 
 def printed(parts: Sequence[Part]) -> str:
     """Parts as text for the screen."""
-    return "\n\n".join(part("markdown") for part in parts)
+    return "\n\n".join(map(tables.text, parts))

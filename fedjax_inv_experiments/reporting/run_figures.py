@@ -45,7 +45,9 @@ def write(
         (report.choose(label, result, rule) or report.choose(label, result, "last"), path)
         for label, path, result in results
     ]
-    drawn = [(one, log.read(path, one.last[0].round)) for one, path in picked if one is not None]
+    drawn = [
+        (one, log.read(path, one.runs[0].last.round)) for one, path in picked if one is not None
+    ]
     paints: dict[str, tuple[Any, ...]] = {}
     if drawn:
         paints["curves"] = _curves, drawn, title

@@ -1,10 +1,10 @@
 """The report of a run or a sweep: its tables, figures, runs.csv and result.json."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
+import pandas as pd
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment.assemble import Assembled
@@ -17,10 +17,10 @@ from fedjax_inv_experiments.reporting import (
     predictions,
     report,
     run_figures,
-    tables,
 )
 from fedjax_inv_experiments.reporting.finished import NotSaved
 from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
+from fedjax_inv_experiments.reporting.tables import Part
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
 from fedjax_inv_experiments.running.records import Sweep
@@ -54,7 +54,7 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     paper = dict(entry.split("=", 1) for entry in config.method.paper)
     rule = config.watching.select
     results = [(cell.label, cell.result) for cell in finished]
-    more: list[report.Part] = []
+    more: list[Part] = []
     if config.watching.metrics:
         more = metrics_parts(assembled, folder, finished)
     else:
@@ -94,18 +94,9 @@ class _Measured(msgspec.Struct, frozen=True):
     clients: list[ClientScores]
 
 
-class _Row(NamedTuple):
-    """A row of the table of metrics."""
-
-    algorithm: str
-    held_out: str
-    domain: str
-    scores: list[DomainScores]  # of each seed
-
-
 def metrics_parts(
     assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]
-) -> list[report.Part]:
+) -> list[Part]:
     """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain.
 
     A line below the table names each run whose state is not there any more.
@@ -137,21 +128,13 @@ def metrics_parts(
             entries.append(_Measured(cell.label, chosen.held_out, found.seed, found.round, *scores))
             for name, of_domain in scores[0].items():
                 of_cell.setdefault(name, []).append(of_domain)
-        rows += [_Row(cell.label, chosen.held_out, *item) for item in of_cell.items()]
+        for name, seeds in of_cell.items():
+            row = {"metrics where selected": cell.label, "held out": chosen.held_out}
+            row |= {"domain": name, "split": seeds[0].split}
+            rows.append(row | {x: predictions.metric_text(x, seeds) for x in watched.metrics})
     files.write_json(folder / "metrics.json", entries)
-
-    def text_of(name: str) -> Callable[[_Row], str]:
-        return lambda row: predictions.metric_text(name, row.scores)
-
-    columns: dict[str, Callable[[_Row], str]] = {
-        "metrics where selected": lambda row: row.algorithm,
-        "held out": lambda row: row.held_out,
-        "domain": lambda row: row.domain,
-        "split": lambda row: row.scores[0].split,
-    }
-    columns |= {name: text_of(name) for name in watched.metrics}
-    table: list[report.Part] = [lambda form: tables.table(rows, columns, form=form)] if rows else []
-    return table + ([report.text_part("\n".join(lacking))] if lacking else [])
+    table: list[Part] = [pd.DataFrame(rows)] if rows else []
+    return table + (["\n".join(lacking)] if lacking else [])
 
 
 def _title(config: Config) -> str:

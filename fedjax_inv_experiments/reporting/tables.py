@@ -1,12 +1,14 @@
-"""Tables as text, from rows and a function for each column."""
+"""Tables as text, from frames of pandas or from rows and a function for each column."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
+import pandas as pd
 import tabulate as tabulated
 
 Row = TypeVar("Row")
+Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
 _STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
 FORMS = (*_STYLES,)
 
@@ -20,39 +22,38 @@ _MARKS = {
 Columns = Mapping[str, Callable[[Row], object]] | Sequence[tuple[str, Callable[[Row], object]]]
 
 
-def table(
-    rows: Iterable[Row],
-    columns: Columns[Row],
-    *,
-    form: str = "markdown",
-    align: str = "left",
-    omit_empty: bool = False,
-) -> str:
-    """A table in one of FORMS.
+def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
+    """A table or a paragraph in one of FORMS.
 
-    columns: heading -> a function from a row to its cell, None for an empty cell. Pairs instead of
-        a mapping allow equal headings.
-    align: left, right or decimal, for all columns but the first.
-    omit_empty: whether to leave out columns whose cells are all empty.
+    align: left, right or decimal, for all columns of a table but the first.
     """
-    rows = list(rows)
-    pairs = columns.items() if isinstance(columns, Mapping) else columns
-    filled = [(heading, [_text(cell(row)) for row in rows]) for heading, cell in pairs]
-    filled = [(heading, cells) for heading, cells in filled if any(cells) or not omit_empty]
-    headings = [heading for heading, _ in filled]
-    lines = [list(line) for line in zip(*(cells for _, cells in filled), strict=True)]
+    if isinstance(part, str):
+        return part if form == "markdown" else _in_mathematics(_escaped(part))
+    cells = part.map(lambda cell: "" if pd.isna(cell) else str(cell))
     if form == "markdown":  # an unescaped bar would end the cell
-        lines = [[_marked(text, form).replace("|", "\\|") for text in line] for line in lines]
-        headings = [heading.replace("|", "\\|") for heading in headings]
-    alignments = ["left", *[align] * (len(headings) - 1)] if lines else None
-    text = tabulated.tabulate(
-        lines, headings, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
+        cells = cells.map(lambda cell: _marked(cell, form).replace("|", "\\|"))
+        cells.columns = [heading.replace("|", "\\|") for heading in cells.columns]
+    alignments = ["left", *[align] * (len(cells.columns) - 1)] if len(cells) else None
+    written = cells.to_markdown(
+        index=False, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
     )
     if form == "latex":
         # At the beginning of a row these would be arguments of the row before.
-        text = re.sub(r"^( *)([\[*])", r"\1{}\2", text, flags=re.MULTILINE)
-        return _in_mathematics(_marked(text, form))
-    return text
+        written = re.sub(r"^( *)([\[*])", r"\1{}\2", written, flags=re.MULTILINE)
+        return _in_mathematics(_marked(written, form))
+    return written
+
+
+def table(rows: Iterable[Row], columns: Columns[Row], *, align: str = "left") -> str:
+    """A table in Markdown, of rows and a function from a row to its cell for each column.
+
+    columns: heading -> function. Pairs instead of a mapping allow equal headings.
+    align: as for `text`.
+    """
+    pairs = [*(columns.items() if isinstance(columns, Mapping) else columns)]
+    cells = [[cell(row) for _, cell in pairs] for row in rows]
+    frame = pd.DataFrame(cells, columns=[heading for heading, _ in pairs], dtype=object)
+    return text(frame, align=align)
 
 
 def bold(text: str) -> str:
@@ -65,12 +66,8 @@ def italic(text: str) -> str:
     return text.join(_ITALIC)
 
 
-def paragraph(text: str, form: str = "markdown") -> str:
-    """A text between tables, in Markdown or LaTeX."""
-    if form == "markdown":
-        return text
-    escaped = "".join(tabulated.LATEX_ESCAPE_RULES.get(character, character) for character in text)
-    return _in_mathematics(escaped)
+def _escaped(text: str) -> str:
+    return "".join(tabulated.LATEX_ESCAPE_RULES.get(character, character) for character in text)
 
 
 def _marked(text: str, form: str) -> str:
@@ -83,7 +80,3 @@ def _marked(text: str, form: str) -> str:
 def _in_mathematics(text: str) -> str:
     """A text for LaTeX, whose older versions lack these characters."""
     return text.replace("±", r"$\pm$")
-
-
-def _text(cell: object) -> str:
-    return "" if cell is None else str(cell)

@@ -1,15 +1,14 @@
 """The study behind `fedjax-inv map`: its rows, its table, and its comparison with a second map."""
 
-import csv
 import dataclasses
 import functools
-import io
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import command_line
@@ -206,11 +205,11 @@ def _record_of(path: Path) -> Origin | None:
 def write(path: Path, chosen: Study, data: str, rows: list[RowResult], options: Options) -> str:
     """Writes the map as csv, Markdown and LaTeX, and returns the text to print."""
     cells = cells_of(rows)
-    parts = [lambda form: table(cells, form)]
+    parts: list[tables.Part] = [table(cells)]
     if options.own.beside:  # before the new file, which may replace it
-        parts.append(report.text_part(_agreement(cells, Path(options.own.beside))))
+        parts.append(_agreement(cells, Path(options.own.beside)))
     files.write(path.with_suffix(".csv"), _csv(cells))
-    report.write_forms(path, [*parts, report.text_part(CAPTION)])
+    report.write_forms(path, [*parts, CAPTION])
     every = [
         evaluations.Cell(each.row.label, each.config.watching.select, cell.folder, cell.result)
         for each in rows
@@ -221,34 +220,20 @@ def write(path: Path, chosen: Study, data: str, rows: list[RowResult], options: 
 
 
 def _csv(cells: Sequence[Cell]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(Cell._fields)
-    writer.writerows([_of_csv(value) for value in cell] for cell in cells)
-    return file.getvalue()
+    tests = [" ".join(f"{each:.6g}" for each in cell.tests) for cell in cells]
+    frame = pd.DataFrame(cells).assign(tests=tests)
+    return frame.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
 
 
-def _of_csv(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return " ".join(f"{each:.6g}" for each in value)
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def table(cells: Sequence[Cell], form: str = "markdown") -> str:
+def table(cells: Sequence[Cell]) -> pd.DataFrame:
     """The test accuracies, a row per method and a column per kind of shift."""
-    by_method: dict[str, dict[str, Cell]] = {}
-    for cell in cells:
-        by_method.setdefault(cell.method, {})[place_of(cell)] = cell
-    places = list(dict.fromkeys(map(place_of, cells)))
-    columns: dict[str, Any] = {"test accuracy, %": str}
-    for place in places:
-        columns[heading(place)] = lambda method, place=place: _text(by_method[method].get(place))
-    return tables.table(by_method, columns, form=form)
+    rows = [(cell.method, heading(place_of(cell)), _text(cell)) for cell in cells]
+    frame = pd.DataFrame(rows, columns=["test accuracy, %", "place", "text"])
+    texts = frame.pivot(index="test accuracy, %", columns="place", values="text")
+    return texts.reindex(frame.iloc[:, 0].unique(), columns=frame["place"].unique()).reset_index()
 
 
-def _text(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
+def _text(cell: Cell) -> str:
     if np.isnan(cell.test):
         return "diverged"
     text = report.spread(cell.tests)
@@ -257,38 +242,31 @@ def _text(cell: Cell | None) -> str:
     return text
 
 
-def read_cells(path: Path) -> list[dict[str, str]]:
-    """The lines of a map's csv file. Raises UsageError if it is not one."""
+def read_cells(path: Path) -> pd.DataFrame:
+    """A map's csv file. Raises UsageError if it is not one."""
     try:
-        lines = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-        for line in lines:
-            float(line["difference"])
-    except (OSError, KeyError, TypeError, ValueError, csv.Error):
-        lines = []
-    if not lines or not {"method", "shift", "severity", "word"} <= lines[0].keys():
+        frame = pd.read_csv(path).astype({"difference": float, "severity": float})
+    except (OSError, KeyError, ValueError):
+        frame = pd.DataFrame()
+    if frame.empty or not {"method", "shift", "word"} <= {*frame}:
         raise UsageError(str(path), ..., "must be the csv file of a map")
-    return lines
+    return frame
 
 
 def _agreement(cells: Sequence[Cell], path: Path) -> str:
     """How many cells have the same word in another map."""
-    other = {(x["method"], x["shift"], x["severity"]): x["word"] for x in read_cells(path)}
-    pairs = [
-        (cell.word, other[key])
-        for cell in cells
-        if (key := (cell.method, cell.shift, f"{cell.severity:g}")) in other
-        and (cell.word and other[key])  # without one, there is no test
-    ]
-    same = sum(one == two for one, two in pairs)
-    with_word = [pair for pair in pairs if set(pair) - {verdicts.NONE}]
-    kept = sum(one == two for one, two in with_word)
-    contrary = sum({one, two} == {verdicts.BETTER, verdicts.WORSE} for one, two in pairs)
+    key = ["method", "shift", "severity"]
+    pairs = pd.DataFrame(cells).merge(read_cells(path), on=key, suffixes=("_one", "_two"))
+    words = pairs[["word_one", "word_two"]].replace("", None).dropna()  # without one, no test
+    same = words["word_one"] == words["word_two"]
+    with_word = (words != verdicts.NONE).any(axis=1)
+    contrary = sum({*pair} == {verdicts.BETTER, verdicts.WORSE} for pair in words.to_numpy())
     record = _record_of(path)
     seeds = f" (seeds {', '.join(map(str, record.seeds))})" if record else ""
     return (
-        f"Beside another map{seeds}: {same} of {len(pairs)} cells have the same word. Of the "
-        f"{len(with_word)} cells that are better or worse in one of them, {kept} are so in both, "
-        f"and {contrary} are better in one and worse in the other."
+        f"Beside another map{seeds}: {same.sum()} of {len(words)} cells have the same word. Of the "
+        f"{with_word.sum()} cells that are better or worse in one of them, {same[with_word].sum()} "
+        f"are so in both, and {contrary} are better in one and worse in the other."
     )
 
 
@@ -299,14 +277,11 @@ def best_of(path: Path) -> tuple[str, ...]:
     """
     if not path.exists():
         raise flag_error("study", "severity", "must come after --study=map, or with --rows")
-    by_method: dict[str, list[float]] = {}
-    for line in read_cells(path):
-        # Pooled training is no federated method, but the bound from outside.
-        if line["method"] not in (FEDAVG, "erm"):
-            by_method.setdefault(line["method"], []).append(float(line["difference"]))
-    means = {name: float(np.mean(of)) for name, of in by_method.items() if np.isfinite(of).all()}
-    best = sorted(means, key=lambda name: -means[name])[:_BEST]
-    return (FEDAVG, *best)
+    cells = read_cells(path)
+    # Pooled training is no federated method, but the bound from outside.
+    others = cells[~cells["method"].isin([FEDAVG, "erm"])].groupby("method", sort=False)
+    means = others["difference"].agg(lambda values: values.mean(skipna=False))
+    return (FEDAVG, *means.dropna().nlargest(_BEST).index)
 
 
 def _draw_map(path: Path, data: str, results: Sequence[RowResult]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -34,16 +35,17 @@ def numbered(values: np.ndarray) -> dict[int, float]:
 def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
     first, second, third = RNG.normal(size=(3, count))
     scores = {"a": numbered(first), "b": numbered(second), "c": numbered(third)}
-    # A seed of two methods without a score, and one that a method was never run with.
-    scores["b"] |= {97: NAN, 98: 5.0}
-    scores["a"] |= {97: 0.5, 99: 3.0}
-    found = comparison.differences([Column("test", scores)])
-    assert [(one.method, one.other) for one in found] == [("b", "a"), ("c", "a"), ("c", "b")]
+    # Seeds with which one method has a score, and the other has none.
+    scores["b"] |= {97: NAN}
+    scores["a"] |= {97: 0.5}
+    scores["c"] |= {97: NAN}
+    found = comparison.differences([Column("test", pd.DataFrame(scores))])
     pairs = ((second, first), (third, first), (third, second))
-    for one, (left, right) in zip(found, pairs, strict=True):
+    assert [*zip(found.method, found.other, strict=True)] == [("b", "a"), ("c", "a"), ("c", "b")]
+    for one, (left, right) in zip(found.itertuples(), pairs, strict=True):
         expected = stats.ttest_rel(left, right).confidence_interval(0.95)
         assert (one.column, one.seeds) == ("test", count)
-        assert one.seeds_left_out == ({one.method, one.other} == {"a", "b"})
+        assert one.seeds_left_out == 1
         assert one.mean == pytest.approx((left - right).mean())
         assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
 
@@ -66,7 +68,7 @@ def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
 def test_the_best_and_those_as_good(
     scores: dict[str, list[float]], first: str, as_good: str
 ) -> None:
-    column = Column("test", {name: dict(enumerate(of)) for name, of in scores.items()})
+    column = Column("test", pd.DataFrame(scores))
     found = comparison.best(column)
     assert (found.first, found.as_good) == (set(first), set(as_good))
     marks = {name: found.mark(name, "1") for name in scores}
@@ -121,7 +123,7 @@ def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> 
         }
         of = (last.seed, last.hyper, last.diverged, picked, last)
         runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
-    settings = {"play": "parallel"} if method == "fedipg" else {}
+    settings = {"split": "all"} if method == "fedipg" else {}
     cell = Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
     return Result(cell, runs)
 
@@ -280,9 +282,14 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
     with (tmp_path / "runs.csv").open() as file:
         rows = [*csv.DictReader(file)]
     expected = {name: log_of(rates, "45_%") for name, rates in GRID.items()}
-    every = [(name, one) for name, lines in expected.items() for one in lines]
-    assert len(rows) == len(every) == 30
-    for row, (name, one) in zip(rows, every, strict=True):
+    every = [
+        (name, one, domain)
+        for name, lines in expected.items()
+        for one in lines
+        for domain in ("0", "45_%")
+    ]
+    assert len(rows) == len(every) == 60
+    for row, (name, one, domain) in zip(rows, every, strict=True):
         assert (row["method"], row["algorithm"], row["held_out"]) == (f"{name} !", name, "45_%")
         assert (int(row["run"]), int(row["seed"]), int(row["round"])) == (
             one.run,
@@ -290,12 +297,13 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
             one.round,
         )
         assert float(row["learning_rate"]) == one.hyper["learning_rate"]
-        assert row["play"] == ("parallel" if name == "fedipg" else "")
+        # A setting with the name of another column.
+        assert row["set.split"] == ("all" if name == "fedipg" else "")
+        assert (row["domain"], float(row["score"]), row["loss"]) == (domain, 0.25, "")
+        assert row["split"] == ("test" if domain == "45_%" else "validation")
         assert float(row["test_score"]) == one.test_score
         assert float(row["validation_score"]) == one.validation_score
         assert (row["worst_domain"], row["train_loss"]) == ("test", "")
-        assert float(row["domains.45_%.score"]) == 0.25
-        assert row["domains.45_%.split"] == "test"
         assert float(row["train_metrics.invariance"]) == 0.5
         assert (int(row["bytes"]), float(row["seconds"])) == (one.bytes, one.seconds)
         assert row["diverged"] == str(one.diverged).lower()
@@ -304,14 +312,9 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         is_best = name != "moon" and one.hyper["learning_rate"] == 0.1 and one.round == 10
         assert row["selected"] == str(is_best).lower()
     assert not any("by_round" in name or name == "hyper" for name in rows[0])
-
-
-def test_a_setting_with_the_name_of_a_column() -> None:
-    row = evaluations.Row({"round": 5}, {"round": 7.5, "on": True}, {"loss": None})
-    text = evaluations.text([row, row._replace(scores={"other": 2})])
-    lines = [*csv.reader(text.splitlines())]
-    assert lines[0] == ["round", "set.round", "on", "loss", "other"]
-    assert lines[1:] == [["5", "7.5", "true", "", ""], ["5", "7.5", "true", "", "2"]]
+    frame = pd.read_csv(tmp_path / "runs.csv")
+    scores = frame[frame.selected].pivot(index="seed", columns=["method", "domain"], values="score")
+    assert scores.shape == (3, 4)
 
 
 def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,19 +350,19 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
         study.RowResult(study.Row("moon", ()), chosen, [study.CellResult("45_%", [], [], moon)])
     )
     found = comparison.differences(study.compared(paper.studies["methods"], rows))
-    of_moon = [one for one in found if (one.method, one.other) == ("moon", "fed_avg|x")]
-    assert [(one.seeds, one.seeds_left_out) for one in of_moon] == [(2, 1), (2, 1)]
+    of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
+    assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
     assert study.compared(paper.studies["classes"], rows) == []
 
 
 def test_of_errors_the_lowest_is_best() -> None:
     measure = Measure("error", higher_is_better=False, is_share=False)
     values = {"good": (1.0, 1.2, 1.1), "as good": (1.1, 1.1, 1.2), "bad": (3.0, 3.1, 3.3)}
-    of_seeds = {name: dict(enumerate(of)) for name, of in values.items()}
+    of_seeds = pd.DataFrame(values)
     found = comparison.best(comparison.Column("error", of_seeds, measure))
     assert (found.first, found.as_good) == ({"good"}, {"as good"})
     shares = comparison.best(comparison.Column("share", of_seeds))
     assert (shares.first, shares.as_good) == ({"bad"}, set())
     differences = comparison.differences([comparison.Column("error", of_seeds, measure)])
-    text = comparison.differences_table(differences, measure=measure)
-    assert "+2.03 [" in text
+    table = comparison.differences_table(differences, measure)
+    assert table["error"]["bad"].startswith("+2.03 [")

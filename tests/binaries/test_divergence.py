@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.papers import fedipg, study
-from fedjax_inv_experiments.reporting import report
+from fedjax_inv_experiments.reporting import report, tables
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -146,8 +146,11 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
     good = report.Chosen("good", "80", {}, [RunResult(0, {}, False, {}, picked, None, picked)], [0],
                          "0 of 1")  # fmt: skip
     bad = report.Missing("bad", "80", "diverged", "1 of 1")
-    _, *rows = entries(report.domains_table([good, bad]))
-    assert rows == [["good", "", "50.0", "50.0"], ["bad", "diverged", "diverged", ""]]
+    table = report.domains_table([good, bad])
+    assert table.to_numpy().tolist() == [
+        ["good", "", "50.0", "50.0"],
+        ["bad", "diverged", "diverged", ""],
+    ]
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
@@ -163,7 +166,7 @@ def test_the_tables_of_papers_count_what_diverged() -> None:
 
     rows = [finished(ALL), finished(RATES)]
     of_study = fedipg.PAPER.studies["colours"]
-    headings, bad, good = entries(study.table(fedipg.PAPER, of_study, "digits", rows))
+    headings, bad, good = entries(tables.text(study.table(fedipg.PAPER, of_study, "digits", rows)))
     order = ["digits", "selected by", "training domains, %", "test, %"]
     assert [name for name in headings if name in order] == order
     assert (bad[-1], good[-1]) == ("6 of 6", "4 of 9")

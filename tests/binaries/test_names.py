@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedjax_inv.checks import UsageError
@@ -53,7 +54,8 @@ def test_tables_in_all_forms() -> None:
         "| a,b          |       1.5 |         |",
         "| 50% of $x_1$ |  diverged |         |",
     ]
-    lines = [line.strip() for line in tables.table(ROWS, heads, form="latex").splitlines()]
+    frame = pd.DataFrame(ROWS, columns=[heading for heading, _ in heads])
+    lines = [line.strip() for line in tables.text(frame, "latex").splitlines()]
     assert lines[0] == r"\begin{tabular}{lll}"
     assert r"50\% of \$x\_1\$ & diverged  &         \\" in lines
     assert set(tables.FORMS) == {"markdown", "latex"}
