@@ -31,6 +31,8 @@ from fedjax_inv_experiments.flags.flag import (
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 _CHUNK = number_or("auto")
 
+# Whether a device holds only its own clients; None: where all attend.
+_OWN = {"auto": None, "own": True, "all": False, "stream": False}
 _PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
 _PART_FOR_STREAM = 0.7  # of the memory; --hold=auto streams what needs more
 
@@ -217,10 +219,9 @@ class Load(NamedTuple):
 
 def layout(chosen: Running, load: Load) -> Layout:
     """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
-    used, copied = devices_of(chosen), 0 if streams(chosen, load) else load.data
-    own = {"auto": None, "own": True, "all": False, "stream": False}[chosen.hold]
-    if not copied:
-        own = False
+    used, own, copied = devices_of(chosen), _OWN[chosen.hold], load.data
+    if streams(chosen, load):
+        own, copied = False, 0
     while True:
         found = Layout.of(used, load.num_runs, load.slots, load.num_clients, own)
         copies = found.run_devices * (1 if found.own else found.client_devices)
