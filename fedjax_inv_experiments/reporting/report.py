@@ -37,7 +37,6 @@ class Chosen(NamedTuple):
     hyper: dict[str, float]  # the selected values of hyperparameters with several values
     runs: list[RunResult]  # `selected`: what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
-    diverged: str  # how many runs of the cell diverged
     rule: str = "validation"
     left_out: tuple[int, ...] = ()  # the seeds that diverged, of a cell that `surviving` chose
     measure: Measure = ACCURACY  # how to read the scores
@@ -65,15 +64,6 @@ class Chosen(NamedTuple):
         return [value(line) for line in self.selected]
 
 
-class Missing(NamedTuple):
-    """A cell in which nothing could be chosen."""
-
-    label: str
-    held_out: str
-    why: str  # diverged, or none
-    diverged: str  # how many runs of the cell diverged
-
-
 def choose(label: str, result: Result, rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
 
@@ -97,14 +87,13 @@ def _best_setting(
     label: str, result: Result, rule: str, settings: Iterable[divergence.Setting]
 ) -> Chosen | None:
     """The setting in which the rule picks evaluations for most seeds, and of these the best."""
-    count, held_out = divergence.count(result.runs), held_out_of(result)
     found = []
     for setting in settings:
         left_out = tuple(result.runs[at].seed for at in setting.indices if result.runs[at].diverged)
         of = {at: result.runs[at] for at in setting.indices if not result.runs[at].diverged}
         if any(selection.picked(run, rule) for run in of.values()):
             runs = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
-            chosen = label, held_out, setting.hyper, runs, [*of], count, rule, left_out
+            chosen = label, held_out_of(result), setting.hyper, runs, [*of], rule, left_out
             found.append(Chosen(*chosen, result.score))
     return max(found, key=lambda one: one.rank, default=None)
 
@@ -164,24 +153,36 @@ def _of_line(line: Line | None) -> dict[str, Any]:
     return {name: line and getattr(line, field) for name, field in _NUMBERS.items()}
 
 
-def _of_seeds(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
-    """A row for each seed of each cell, with its selected and its last evaluation.
+def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
+    """For each seed its selected and its last evaluation, and its stops."""
+    cell = {"algorithm": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
+    rows = [cell | {"seed": seed} for seed in one.left_out]
+    for run in one.runs:
+        line, last = run["selected"], run.last
+        ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
+        scores = {f"on {name}": score_on(domain) for name, domain in line.domains.items()}
+        of_run = {"seed": run.seed, "stops": run.stops}
+        rows.append(cell | of_run | _of_line(line) | ends | scores)
+    return rows
 
-    Seeds without one have no numbers, and a cell in which nothing was chosen has one such row.
+
+def selected(
+    results: Iterable[tuple[str, Result]],
+    rule: str = "validation",
+    pick: Callable[[str, Result, str], Chosen | None] = choose,
+) -> pd.DataFrame:
+    """A row for each seed of each cell, for `scores` and tables.
+
+    A cell in which nothing is chosen has one row without numbers, which says why.
+
+    results: (label, result) of each cell. pick: `choose` or `surviving`.
     """
-    rows: list[dict[str, Any]] = []
-    for one in cells:
-        cell = {"algorithm": one.label, "held out": one.held_out, "diverged": one.diverged}
-        if isinstance(one, Missing):
-            rows.append(cell | {"setting": one.why})
-            continue
-        cell |= {"setting": one.setting}
-        rows += [cell | {"seed": seed} for seed in one.left_out]
-        for run in one.runs:
-            line, last = run["selected"], run.last
-            ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
-            scores = {f"on {name}": score_on(domain) for name, domain in line.domains.items()}
-            rows.append(cell | {"seed": run.seed} | _of_line(line) | ends | scores)
+    rows = []
+    for label, result in results:
+        why, one = why_none(result), pick(label, result, rule)
+        none = {"algorithm": label, "held out": held_out_of(result), "setting": why, "why": why}
+        of_seeds = _of_seeds(one) if one else [none | {"stops": None}]
+        rows += [row | {"diverged": divergence.count(result.runs)} for row in of_seeds]
     return pd.DataFrame(rows)
 
 
@@ -208,43 +209,33 @@ def _grouped(
     return rows.groupby([*keys], sort=False, dropna=False).agg(**columns).reset_index()
 
 
-def _measure(cells: Sequence[Chosen | Missing]) -> Measure:
-    """How to read the scores of cells, of which something was chosen in one at least."""
-    return next((one.measure for one in cells if isinstance(one, Chosen)), ACCURACY)
+def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A number of each algorithm and seed, with a column for each held-out domain."""
+    known = rows[rows["why"].isna()].set_index(["algorithm", "seed", "held out"])
+    return known[name].unstack().reindex(columns=rows["held out"].unique())
 
 
-def _by_domain(cells: Sequence[Chosen | Missing], name: str) -> pd.DataFrame:
-    """A number of `_of_seeds`: a row for each algorithm and seed, a column for each held out."""
-    chosen = [one for one in cells if isinstance(one, Chosen)]
-    rows = _of_seeds(chosen).set_index(["algorithm", "seed", "held out"])
-    return rows[name].unstack().reindex(columns=[*dict.fromkeys(one.held_out for one in cells)])
-
-
-def scores(cells: Sequence[Chosen | Missing]) -> list[Column]:
+def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
     """The scores by which the main table compares methods, with a column for each.
 
     They are the test scores on each held-out domain, their mean and the worst of them, and the
     mean at the last round. With a single held-out domain, the mean is left out, and the worst
     domain is the worst of all domains, those for validation, too.
     """
-    measure = _measure(cells)
-    labels = [*dict.fromkeys(one.label for one in cells if isinstance(one, Chosen))]
-    if not labels:
-        return []
 
     def column(heading: str, values: pd.Series) -> Column:
-        of_labels = values.unstack("algorithm").reindex(columns=labels)
+        of_labels = values.unstack("algorithm").reindex(columns=rows["algorithm"].unique())
         return Column(heading, of_labels, measure)
 
-    test = _by_domain(cells, "test")
+    test = _by_domain(rows, "test")
     columns = [column(name, test[name]) for name in test]
     if len(test.columns) > 1:
         worst = test.min if measure.higher_is_better else test.max
         columns.append(column("mean", test.mean(axis=1, skipna=False)))
         columns.append(column("worst domain", worst(axis=1, skipna=False)))
     else:
-        columns.append(column("worst domain", _by_domain(cells, "worst").iloc[:, 0]))
-    last = _by_domain(cells, "last").mean(axis=1, skipna=False)
+        columns.append(column("worst domain", _by_domain(rows, "worst").iloc[:, 0]))
+    last = _by_domain(rows, "last").mean(axis=1, skipna=False)
     return [*columns, column("at the last round", last)]
 
 
@@ -255,23 +246,18 @@ def _marked(column: Column) -> dict[str, str]:
 
 
 def _of_columns(
-    heading: str, labels: Sequence[str], columns: Sequence[tuple[str, Mapping[str, str]]]
+    heading: str, labels: Iterable[str], columns: Sequence[tuple[str, Mapping[str, str]]]
 ) -> pd.DataFrame:
     """A table with a row for each label. columns: pairs, as several may have the same heading."""
-    rows = [[label, *(of.get(label, "") for _, of in columns)] for label in labels]
-    return pd.DataFrame(rows, columns=[heading, *(each for each, _ in columns)])
-
-
-def _why(cells: Sequence[Chosen | Missing], held_out: str) -> dict[str, str]:
-    """The text of the cells in which nothing was chosen, by their label."""
-    none = [one for one in cells if isinstance(one, Missing) and one.held_out == held_out]
-    return {one.label: one.why for one in none}
+    lines = [[label, *(of.get(label, "") for _, of in columns)] for label in labels]
+    return pd.DataFrame(lines, columns=[heading, *(each for each, _ in columns)])
 
 
 def table(
-    cells: Sequence[Chosen | Missing],
+    rows: pd.DataFrame,
     paper: Mapping[str, str],
     diverged: Mapping[str, str] | None = None,
+    measure: Measure = ACCURACY,
 ) -> pd.DataFrame:
     """The main table: the test scores at the selected evaluations, a row per algorithm.
 
@@ -279,58 +265,48 @@ def table(
     and the mean score at the last round, and how many runs diverged. What is best in a column of
     scores is marked (`comparison.Best`).
 
+    rows: of `selected`.
     paper: algorithm -> its number in a paper.
     diverged: label -> how many of its runs diverged; without it there is no such column.
     """
-    labels = [*dict.fromkeys(one.label for one in cells)]
-    held_outs = {one.held_out for one in cells}
-    *tests, last = ((column.heading, _marked(column)) for column in scores(cells))
-    columns: list[tuple[str, Mapping[str, str]]] = [
-        (name, texts | _why(cells, name)) for name, texts in tests[: len(held_outs)]
-    ]
-    if len(held_outs) > 1:  # the worst of all domains stands in the table by domain
-        columns += tests[len(held_outs) :]
-    rounds = _by_domain(cells, "round").mean(axis=1, skipna=False).groupby("algorithm")
+    labels, num_domains = rows["algorithm"].unique(), rows["held out"].nunique()
+    *columns, last = [(each.heading, _marked(each)) for each in scores(rows, measure)]
+    of_domains = dict(columns[:num_domains])
+    for cell in rows.dropna(subset="why").to_dict("records"):
+        of_domains[cell["held out"]][cell["algorithm"]] = cell["why"]
+    if num_domains == 1:
+        del columns[1]  # the worst of all domains stands in the table by domain
+    rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
     columns += [("at round", rounds.agg(_known(spread)).to_dict()), last]
     if diverged:
-        columns.append(("runs diverged", diverged))
+        columns.append(("runs diverged", {**diverged}))
     if paper:
         columns.append(("paper", {label: paper.get(label.split()[0], "") for label in labels}))
-    return _of_columns(f"held-out {heading_of(_measure(cells))}", labels, columns)
+    return _of_columns(f"held-out {heading_of(measure)}", labels, columns)
 
 
-def domains_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
+def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The scores by domain at the selected evaluation: test if held out, else validation.
 
-    cells: all of one held-out domain; in one of them at least, something was chosen.
+    rows: of `selected`, all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out, measure = cells[0].held_out, _measure(cells)
-    rows = _of_seeds([one for one in cells if isinstance(one, Chosen)])
-    rows = rows.set_index(["seed", "algorithm"])
+    held_out, why = rows["held out"][0], rows.dropna(subset="why").set_index("algorithm")["why"]
+    known = rows[rows["why"].isna()].set_index(["seed", "algorithm"])
     columns = []
-    for name in rows.columns[rows.columns.str.startswith("on ")]:
+    for name in known.columns[known.columns.str.startswith("on ")]:
         domain = name.removeprefix("on ")
-        texts = _marked(Column(domain, rows[name].unstack(), measure)) | _why(cells, held_out)
+        texts = _marked(Column(domain, known[name].unstack(), measure)) | why.to_dict()
         columns.append((f"{domain} (held out)" if domain == held_out else domain, texts))
-    columns.append(("worst domain", _marked(Column("", rows["worst"].unstack(), measure))))
-    labels = [one.label for one in cells]
-    return _of_columns(heading_of(measure, " by domain"), labels, columns)
+    columns.append(("worst domain", _marked(Column("", known["worst"].unstack(), measure))))
+    return _of_columns(heading_of(measure, " by domain"), rows["algorithm"].unique(), columns)
 
 
-def stops_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
+def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
-    measure = _measure(cells)
-    rows: list[dict[str, Any]] = []
-    for one in cells:
-        cell = {"at the stop": one.label, "held out": one.held_out}
-        if isinstance(one, Missing):
-            rows.append(cell | {"why": one.why})
-            continue
-        for run in one.runs:
-            for stop in run.stops or []:
-                fields = {name: stop[name] for name in ("round", "train_score", "worst_score")}
-                fields |= {"threshold": f"{stop.threshold:g}", "domains": stop.domains}
-                rows.append(cell | fields | {"last": run.last.test_score, "why": None})
+    rows = rows.explode("stops").rename(columns={"algorithm": "at the stop"})
+    for name in ("threshold", "round", "train_score", "worst_score", "domains"):
+        rows[name] = [None if pd.isna(stop) else stop[name] for stop in rows["stops"]]
+    rows["threshold"] = rows["threshold"].map("{:g}".format, na_action="ignore")
     text, unit = text_of(measure), measure.unit
 
     def stopped(rounds: pd.Series) -> str:
@@ -350,15 +326,14 @@ def stops_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
         f"held out at the last round{unit}": ("last", _known(text)),
         "why": ("why", "first"),
     }
-    table = _grouped(pd.DataFrame(rows), ["at the stop", "held out", "threshold"], columns)
+    table = _grouped(rows, ["at the stop", "held out", "threshold"], columns)
     why = table.pop("why")
     return table.assign(stopped=table["stopped"].mask(why.notna(), why))
 
 
-def choices_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
+def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The selected hyperparameters and rounds, their validation score, and their cost."""
-    measure = _measure(cells)
-    rows, unit, text = _of_seeds(cells), measure.unit, _known(text_of(measure))
+    unit, text = measure.unit, _known(text_of(measure))
     columns = {
         "selected": ("setting", "first"),
         "at round": ("round", _listed),
@@ -369,7 +344,7 @@ def choices_table(cells: Sequence[Chosen | Missing]) -> pd.DataFrame:
         "runs diverged": ("diverged", "first"),
     }
     if rows["dropped"].notna().any():
-        rows["dropped"] = rows["dropped"].fillna(0).where(rows["round"].notna())
+        rows = rows.assign(dropped=rows["dropped"].fillna(0).where(rows["why"].isna()))
         columns["rounds with a client dropped"] = ("dropped", _listed)
     return _grouped(rows, ["algorithm", "held out"], columns)
 
@@ -389,7 +364,8 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
         f"held out{unit}": ("test", text),
     }
     names = {"held out": "best over methods, held out", "algorithm": "method"}
-    return _grouped(_of_seeds([*best.values()]).rename(columns=names), [*names.values()], columns)
+    rows = pd.DataFrame([row for one in best.values() for row in _of_seeds(one)])
+    return _grouped(rows.rename(columns=names), [*names.values()], columns)
 
 
 def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
@@ -505,22 +481,17 @@ def write(
     results: (label, result) of each cell. rule: the rule of selection. more: further parts.
     """
     results = list(results)
+    measure = results[0][1].score
     with_rule = [(label, result, rule) for label, result in results]
-    cells: list[Chosen | Missing] = []
-    compared: list[Chosen | Missing] = []
-    for label, result in results:
-        none = Missing(label, held_out_of(result), why_none(result), divergence.count(result.runs))
-        cells.append(choose(label, result, rule) or none)
-        compared.append(surviving(label, result, rule) or none)
-    ones = [one for one in cells if isinstance(one, Chosen)]
     diverged = _diverged(results)
     about_diverged = [diverged] if diverged else []
     write_grid(folder / "grid", with_rule, title)
+    ones = [one for label, result in results if (one := choose(label, result, rule))]
     if not ones:
         text = "every run diverged"
         if not all(run.diverged for _, result in results for run in result.runs):
             text = "a seed of every setting diverged"
-        if any(isinstance(one, Missing) and one.why == "none" for one in cells):
+        if any(why_none(result) == "none" for _, result in results):
             who = "seed that did not diverge" if diverged else "seed"
             text = (
                 f"{rule} picks no evaluation of any {who}; choose another rule, such as "
@@ -535,17 +506,18 @@ def write(
         for label, _ in results:
             runs = [run for other, result in results if other == label for run in result.runs]
             counts[label] = divergence.count(runs)
-    found = comparison.differences(scores(compared))
+    rows = selected(results, rule)
+    found = comparison.differences(scores(selected(results, rule, surviving), measure))
     write_differences(folder / "differences.csv", found)
-    parts = [table(cells, paper, counts), *comparing(scores(cells), found, _measure(cells))]
+    parts = [table(rows, paper, counts, measure), *comparing(scores(rows, measure), found, measure)]
     if len({one.label for one in ones}) > 1:
         parts.append(winners_table(ones))
     details: list[Part] = []
-    if len({one.held_out for one in cells}) == 1:
-        details.append(domains_table(cells))
+    if rows["held out"].nunique() == 1:
+        details.append(domains_table(rows, measure))
     if ones[0].runs[0].stops is not None:
-        details.append(stops_table(cells))
-    details += [explained(rule), choices_table(cells)]
+        details.append(stops_table(rows, measure))
+    details += [explained(rule), choices_table(rows, measure)]
     write_forms(folder / "table", [*parts, *details, *about_diverged, *more], title)
     return printed([*parts, *about_diverged, *more])
 

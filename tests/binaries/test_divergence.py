@@ -143,11 +143,10 @@ def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
 def test_a_domain_without_an_example_has_an_empty_column() -> None:
     found = {"0": Domain(0.0, None, 0, "validation"), "80": Domain(0.5, None, 4, "test")}
     picked = line(5, 0.5, domains=found, worst_score=0.5)
-    good = report.Chosen("good", "80", {}, [RunResult(0, {}, False, {}, picked, None, picked)], [0],
-                         "0 of 1")  # fmt: skip
-    bad = report.Missing("bad", "80", "diverged", "1 of 1")
-    table = report.domains_table([good, bad])
-    assert table.to_numpy().tolist() == [
+    good = result({0.1: (set(), 0.5)})
+    good |= {"runs": [good.runs[0] | {"by_rule": {"validation": picked}}]}
+    rows = report.selected([("good", good), ("bad", result(ALL))])
+    assert report.domains_table(rows).to_numpy().tolist() == [
         ["good", "", "50.0", "50.0"],
         ["bad", "diverged", "diverged", ""],
     ]

@@ -324,7 +324,6 @@ def test_a_marked_run_is_never_selected(
     chosen = report.choose("fedipg", result)
     assert chosen is not None
     assert chosen.hyper["learning_rate"] in (0.1, 0.3)
-    assert chosen.diverged == "4 of 12"
     result |= {"runs": [run for run in result.runs if run.diverged]}
     told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
     assert "every run diverged" in told
@@ -435,14 +434,15 @@ def test_labels_name_only_what_differs() -> None:
 
 
 def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
-    def cell(domain: str, accuracies: list[float]) -> report.Chosen:
+    def cell(domain: str, accuracies: list[float]) -> tuple[str, Result]:
         runs = []
         for seed, accuracy in enumerate(accuracies):
-            picked = line_of(int(10 * accuracy), accuracy)
-            runs.append(RunResult(seed, {}, False, {}, line_of(20, accuracy / 2), selected=picked))
-        return report.Chosen("fedavg", domain, {}, runs, [0, 1], "0 of 2")
+            picked = {"validation": line_of(int(10 * accuracy), accuracy)}
+            runs.append(RunResult(seed, {}, False, picked, line_of(20, accuracy / 2)))
+        return "fedavg", Result(cell_of(domain), runs)
 
-    table = report.table([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])], {"fedavg": "94.3"})
+    rows = report.selected([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])])
+    table = report.table(rows, {"fedavg": "94.3"})
     (entries,) = table.to_numpy().tolist()
     # Seeds: mean (0.2, 0.4), worst (0.1, 0.2).
     at, last = "3.0 ± 1.4", "15.0 ± 7.1"

@@ -63,9 +63,8 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
     cell = Cell("fl_games", {}, "test", [Run(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
-    one = report.choose("fl_games", result, "validation")
-    assert one is not None
-    assert [*report.choices_table([one])["at round"]] == ["8"]
+    rows = report.selected([("fl_games", result)])
+    assert [*report.choices_table(rows)["at round"]] == ["8"]
 
 
 def test_only_the_oracle_looks_at_the_test() -> None:
@@ -187,7 +186,5 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         ([bad, run(0.1, never)], "none"),
     ):
         assert report.why_none(Result(cell, several)) == why
-    picked = chosen("agreement", *both)
-    assert picked is not None
-    none = report.Missing("fedavg", "0.9", "none", "")
-    assert [*report.table([picked, none], {})["0.9"]][1] == "none"
+    cells = [(str(len(runs)), Result(cell, list(runs))) for runs in (both, [run(0.2, never)])]
+    assert [*report.table(report.selected(cells, "agreement"), {})["0.9"]][1] == "none"
