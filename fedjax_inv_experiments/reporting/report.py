@@ -64,51 +64,54 @@ class Chosen(NamedTuple):
         return [value(line) for line in self.selected]
 
 
-def choose(label: str, result: Result, rule: str = "validation") -> Chosen | None:
+def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.
 
     Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
     all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
+
+    result: a `records.Result`, or a plain dict with the same entries.
     """
-    whole = [each for each in divergence.settings(result.runs) if not each.num_diverged]
+    whole = [each for each in divergence.settings(result["runs"]) if not each.num_diverged]
     return _best_setting(label, result, rule, whole)
 
 
-def surviving(label: str, result: Result, rule: str) -> Chosen | None:
+def surviving(label: str, result: Any, rule: str) -> Chosen | None:
     """The cell as `choose` selects, or else the setting with the most seeds that did not diverge.
 
     The runs are those of these seeds. It serves the comparison of methods seed by seed.
     """
     one = choose(label, result, rule)
-    return one or _best_setting(label, result, rule, divergence.settings(result.runs))
+    return one or _best_setting(label, result, rule, divergence.settings(result["runs"]))
 
 
 def _best_setting(
-    label: str, result: Result, rule: str, settings: Iterable[divergence.Setting]
+    label: str, result: Any, rule: str, settings: Iterable[divergence.Setting]
 ) -> Chosen | None:
     """The setting in which the rule picks evaluations for most seeds, and of these the best."""
+    runs, held_out, measure = result["runs"], held_out_of(result), result.get("score", ACCURACY)
     found = []
     for setting in settings:
-        left_out = tuple(result.runs[at].seed for at in setting.indices if result.runs[at].diverged)
-        of = {at: result.runs[at] for at in setting.indices if not result.runs[at].diverged}
+        left_out = tuple(runs[at]["seed"] for at in setting.indices if runs[at]["diverged"])
+        of = {at: runs[at] for at in setting.indices if not runs[at]["diverged"]}
         if any(selection.picked(run, rule) for run in of.values()):
-            runs = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
-            chosen = label, held_out_of(result), setting.hyper, runs, [*of], rule, left_out
-            found.append(Chosen(*chosen, result.score))
+            own = [run | {"selected": selection.picked_or_last(run, rule)} for run in of.values()]
+            chosen = label, held_out, setting.hyper, own, [*of], rule, left_out, measure
+            found.append(Chosen(*chosen))
     return max(found, key=lambda one: one.rank, default=None)
 
 
-def held_out_of(result: Result) -> str:
+def held_out_of(result: Any) -> str:
     """The held-out domain, or the name of the test split in the evaluations of a result."""
-    if result.cell.held_out is not None:
-        return result.cell.held_out
-    domains = result.runs[0].last.domains
-    return next(name for name, domain in domains.items() if domain.split == "test")
+    if result["cell"]["held_out"] is not None:
+        return result["cell"]["held_out"]
+    domains = result["runs"][0]["last"]["domains"]
+    return next(name for name, domain in domains.items() if domain["split"] == "test")
 
 
-def why_none(result: Result) -> str:
+def why_none(result: Any) -> str:
     """The table's text for a cell in which nothing could be chosen."""
-    settings = divergence.settings(result.runs)
+    settings = divergence.settings(result["runs"])
     return "diverged" if all(setting.num_diverged for setting in settings) else "none"
 
 
