@@ -3,28 +3,38 @@
 fedjax-inv evaluate --run=runs/fedipg-digits-75
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions=p.csv
+fedjax-inv evaluate --run=runs/fedipg-digits-75 --export=networks
 
 The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
 client is scored on its validation examples, with its own network if the algorithm is personal; the
 classes are scored on the test examples. Other data count as the examples of a new client, whatever
 their domains and splits; with a personal algorithm each client's own network is evaluated on all of
 them, too.
+
+--export writes two files for each seed: networks/seed=0/model.safetensors has the arrays,
+model.json the flags, the round, its scores, and what a user of the network must know.
+
+    model = models.mlp(10, widths=(32,))  # model.json: network
+    like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
+    logits = models.predict(model, models.saved.load("model.safetensors", like), x)
+    models.saved.about("model.safetensors")  # what the outputs mean: task, outputs, classes
+
+For a personal algorithm model.safetensors holds the network of a new client, and
+clients.safetensors each client's own arrays [C, ...] by the same names. For an algorithm without a
+single network model.safetensors holds the server's state.
 """
 
-import csv
 import dataclasses
-import importlib.util
-import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import msgspec
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -32,80 +42,72 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
 from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.flag import check_picture, check_place, flag, flag_error
+from fedjax_inv_experiments.flags.flag import (
+    check_picture,
+    check_place,
+    flag,
+    flag_error,
+    number_or,
+)
 from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.reporting import (
-    figures,
-    finished,
-    predictions,
-    report,
-    run_figures,
-)
+from fedjax_inv_experiments.reporting import export, figures, finished, predictions, report
 from fedjax_inv_experiments.reporting.finished import Runs
-from fedjax_inv_experiments.reporting.predictions import (
-    ClientScores,
-    DomainScores,
-    Part,
-    Predicted,
-)
+from fedjax_inv_experiments.reporting.predictions import Part, Predicted
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files
 
-_MOST_LINES = 20  # of clients in the table, and of classes in the table of confusions
+_MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values
-_FORMS = (".csv", ".parquet")
+# What a column of the targets is called, and the score of one, by the kind of targets.
+_COLUMNS = {
+    "classes": ("class", ACCURACY),
+    "labels": ("label", ACCURACY),
+    "values": ("value", Measure("absolute error", higher_is_better=False, is_share=False)),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(Named):
     """The flags of this binary."""
 
-    run: str = finished.run_flag()
-    state: str = finished.state_flag("best")
+    run: str = flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
+    state: str = flag(
+        "best",
+        "best: the state that the run's --select selects; last: that of its end; a number: that "
+        "after this round, if its checkpoint was kept (--keep_checkpoints).",
+        number_or(*finished.STATES, lowest=1),
+    )
     dataset: str = flag(
         "", "Other data, as --dataset of train; default: the run's own, divided as in training."
     )
     out: str = flag(
         "",
-        "The picture, a .png file; a .pdf and the numbers, .json, go beside it. Default: a file of "
+        "The picture, a .png file; a .pdf and the numbers, .csv, go beside it. Default: a file of "
         "the run's folder that is named after --state, --dataset and --metrics.",
     )
-    data_dir: str = finished.data_dir_flag()
+    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
-    predictions: str = flag(
-        "",
-        "A .csv or .parquet file for the predictions, a line for each run and example.",
+    predictions: str = flag("", "A .csv file for the predictions, a line for each run and example.")
+    export: str = flag(
+        "", "A folder for the networks: for each seed its arrays, .safetensors, and flags, .json."
     )
 
 
-class RunScores(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The scores of a run."""
+class Evaluated(NamedTuple):
+    """The scores of the selected runs of a folder."""
 
-    seed: int
-    round: int
-    domains: dict[str, DomainScores]
-    clients: list[ClientScores]
-    # [K, K], of the examples that no client holds; none unless each output is of a class
-    confusion: list[list[int]] = []
-    # label -> accuracy, or value -> absolute error, of the examples that no client holds
-    columns: dict[str, float] = {}
-
-
-class Evaluated(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The content of the json file: the scores of the selected runs of a folder."""
-
-    run: str
-    state: str
-    dataset: str
-    classes: tuple[str, ...]
-    hyper: dict[str, float]
-    runs: list[RunScores]
-    task: str = "classes"
-    score: Measure = ACCURACY
+    kind: str  # of the targets
+    classes: tuple[str, ...]  # K names
+    score: Measure
+    # A row for each seed and each domain, class (label, value) and client: `by` and `name`
+    scores: pd.DataFrame
+    # [K, K], of the examples that no client holds, all seeds together; None unless each output is
+    # of a class
+    confusion: np.ndarray | None
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
@@ -158,305 +160,186 @@ def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
     return np.array([known[name] for name in new.classes])[new.y]
 
 
-def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
-    """[K, K] how many examples of each class (row) are predicted as each class (column)."""
-    counts = np.zeros((num_classes, num_classes), int)
-    np.add.at(counts, (y, predicted), 1)
-    return counts
-
-
-def run_scores(runs: Runs, of: Predicted, asked: Sequence[str] = ()) -> RunScores:
-    """The scores of a run. asked: names of metrics."""
-    task, dataset = runs.data.task, runs.data.dataset
-    domains, clients = predictions.by_domain(of, task, asked)
-    outputs, y = predictions.of_new_clients(of)
-    if outputs.shape[1:] != (len(dataset.classes),):  # a loss of one's own may read more outputs
-        return RunScores(of.seed, of.round, domains, clients)
-    if task.kind == "classes":
-        counts = confusion(outputs.argmax(1), y, len(dataset.classes))
-        return RunScores(of.seed, of.round, domains, clients, counts.tolist())
-    known = Predictions(task.kind, y, outputs)
-    if task.kind == "values":
-        scores = abs(known.predicted.astype(np.float64) - known.truth)
-    else:
-        scores = known.predicted == known.truth
-    columns = dict(zip(dataset.classes, scores.mean(0).tolist(), strict=True))
-    return RunScores(of.seed, of.round, domains, clients, columns=columns)
-
-
-def recalls(counts: np.ndarray) -> list[float | None]:
-    """[K] the accuracy on each class, None without examples. counts: the confusions [K, K]."""
-    return [
-        right / total if total else None
-        for right, total in zip(counts.diagonal(), counts.sum(1), strict=True)
-    ]
-
-
-def evaluate(runs: Runs, options: Options) -> tuple[Evaluated, list[Predicted], list[str]]:
-    """The scores and the predictions of the selected runs of a folder, and why some are left out.
+def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], list[str]]:
+    """(the selected runs of a folder that have the state, their predictions, why others are not).
 
     Raises UsageError if no run has the state.
     """
-    assembled, which = runs.data, predictions.chosen(runs)
-    old = assembled.dataset
-    metrics.check(options.metrics, assembled.task.kind)
+    old = runs.data.dataset
+    metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
-        where = f"--dataset={options.dataset}"
-        new = new_parts(where, data_flags.load(asked, like=old), old)
+        new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked, like=old), old)
+    which = predictions.chosen(runs)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    found, lacking = [], []
+    found: dict[int, Predicted] = {}
+    lacking = []
     for index in which:
         one = runs.run(index, options.state)
+        parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
         try:
-            one.line()
+            of = predictions.predicted(one, algorithm, parts, is_new=bool(options.dataset))
         except UsageError as error:
             lacking.append(error)
             continue
-        parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
-        found.append(predictions.predicted(one, algorithm, parts, is_new=bool(options.dataset)))
-        _check_width(options, found[-1], len(old.classes))
+        found[index] = of
+        width = of.outputs[0].shape[1]
+        for name in ("metrics", "predictions"):
+            if getattr(options, name) and width != len(old.classes):
+                text = f"needs an output for each of {len(old.classes)} targets, there are {width}"
+                raise flag_error(name, getattr(options, name), text)
     if not found:
         raise lacking[0]
-    scored = Evaluated(
-        run=str(runs.path),
-        state=options.state,
-        dataset=options.dataset or runs.config.data.dataset,
-        classes=old.classes,
-        hyper=runs.cell.runs[which[0]].hyper,
-        runs=[run_scores(runs, each, options.metrics) for each in found],
-        task=assembled.task.kind,
-        score=assembled.task.measure,
-    )
-    return scored, found, [f"Not evaluated: {error}." for error in lacking]
+    return [*found], [*found.values()], [f"Not evaluated: {error}." for error in lacking]
 
 
-def _check_width(options: Options, of: Predicted, num_targets: int) -> None:
-    """Raises UsageError for --metrics and --predictions unless each target has one output."""
-    width = of.outputs[0].shape[1]
-    for name in ("metrics", "predictions"):
-        if getattr(options, name) and width != num_targets:
-            text = f"needs one output for each of {num_targets} targets, the network has {width}"
-            raise flag_error(name, getattr(options, name), text)
+def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
+    """The scores of predictions. asked: names of metrics."""
+    task, classes = runs.data.task, runs.data.dataset.classes
+    rows: list[dict[str, Any]] = []
+    counts = []
+    for of in found:
+        about = {"seed": of.seed, "round": of.round}
+        domains, clients = predictions.by_domain(of, task, asked)
+        for name, each in domains.items():
+            of_domain = {"by": "domain", "name": name, "domain": name, "split": each.split}
+            rows.append(about | of_domain | _numbers(each))
+        outputs, y = predictions.of_new_clients(of)
+        if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
+            if task.kind == "classes":
+                counts.append(confusion(outputs.argmax(1), y, len(classes)))
+            names, of_columns = _by_column(task.kind, outputs, y), _COLUMNS[task.kind][0]
+            rows += [
+                about | {"by": of_columns, "name": name, "score": score}
+                for name, score in zip(classes, names, strict=True)
+            ]
+        for one in clients:
+            of_client = {"by": "client", "name": str(one.client), "domain": one.domain}
+            rows.append(about | of_client | _numbers(one))
+    matrix = np.sum(counts, 0) if counts else None
+    return Evaluated(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
 
 
-def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> dict[str, list[Any]]:
-    """The columns of the file of predictions, each with an entry per run and example.
+def _numbers(of: predictions.DomainScores | predictions.ClientScores) -> dict[str, Any]:
+    return {"examples": of.examples, "score": of.score, "loss": of.loss, **of.metrics}
 
-    kind: of the targets. classes: their names.
-    """
-    rows: dict[str, list[Any]] = {}
 
-    def add(name: str, values: Iterable[Any]) -> None:
-        rows.setdefault(name, []).extend(values)
+def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
+    """[K, K] how many examples of each class (row) are predicted as each class (column)."""
+    from sklearn.metrics import confusion_matrix  # its import takes a second
 
+    return confusion_matrix(y, predicted, labels=range(num_classes))
+
+
+def _by_column(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """[K] the accuracy on each class or label, NaN without examples, or the error of each value."""
+    of = Predictions(kind, y, outputs)
+    if kind == "classes":
+        right, truth = of.predicted == y, of.truth
+        total = truth.sum(0)
+        return np.divide(right @ truth, total, out=np.full(len(total), np.nan), where=total > 0)
+    if kind == "values":
+        return abs(of.predicted.astype(np.float64) - of.truth).mean(0)
+    return (of.predicted == of.truth).mean(0)
+
+
+def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:
+    """The predictions, a row per run and example. kind: of the targets. classes: their names."""
+    frames = []
     for run in found:
         for part, outputs in zip(run.parts, run.outputs, strict=True):
-            count, of = len(part.y), Predictions(kind, part.y, outputs)
-            add("seed", [run.seed] * count)
-            add("round", [run.round] * count)
-            add("index", part.rows.tolist())
-            add("domain", [part.domain] * count)
-            add("split", [part.split] * count)
-            add("client", [part.client if part.client >= 0 else None] * count)
+            of = Predictions(kind, part.y, outputs)
+            frame: dict[str, Any] = {"seed": run.seed, "round": run.round, "index": part.rows}
+            frame |= {"domain": part.domain, "split": part.split}
+            client = part.client if part.client >= 0 else pd.NA
+            frame["client"] = pd.array([client] * len(part.y), dtype="Int64")
             if kind == "classes":
-                add("target", (classes[label] for label in part.y))
-                add("prediction", (classes[label] for label in of.predicted))
+                names = np.array(classes, object)
+                frame |= {"target": names[part.y], "prediction": names[of.predicted]}
             for k, name in enumerate(classes):
                 ending = "" if len(classes) == 1 else f"_{name}"
                 if kind != "classes":
-                    add(f"target{ending}", of.truth[:, k].tolist())
-                    add(f"prediction{ending}", of.predicted[:, k].tolist())
+                    frame[f"target{ending}"] = of.truth[:, k]
+                    frame[f"prediction{ending}"] = of.predicted[:, k]
                 if kind != "values":
-                    add(f"probability_{name}", of.probabilities[:, k].tolist())
-    return rows
-
-
-def write_predictions(path: Path, rows: dict[str, list[Any]]) -> None:
-    """Writes the columns of a table as .csv or .parquet."""
-    if path.suffix == ".csv":
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(rows)
-        writer.writerows(zip(*rows.values(), strict=True))
-        files.write(path, file.getvalue())
-        return
-    import pyarrow
-    from pyarrow import parquet
-
-    with files.replacing(path) as opened:
-        parquet.write_table(pyarrow.table(rows), opened)
-
-
-def _check_predictions(text: str, datasets: Iterable[str]) -> Path:
-    """The path of --predictions.
-
-    datasets: --dataset, of the run and of this command.
-
-    Raises UsageError if it cannot be written, or if it would replace the data.
-    """
-    path = Path(os.path.expanduser(text))
-    if path.suffix not in _FORMS:
-        raise flag_error("predictions", text, f"must end in {' or '.join(_FORMS)}")
-    if path.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
-        raise flag_error(
-            "predictions", text, "needs a package: pip install 'fedjax_inv[experiments]'"
-        )
-    check_place("predictions", path)
-    for dataset in filter(None, datasets):
-        if path.resolve() == Path(dataset).expanduser().resolve():
-            allowed = f"must be another file than --dataset={dataset}"
-            raise flag_error("predictions", text, allowed)
-    return path
-
-
-def _domains(of: Evaluated) -> dict[str, list[DomainScores]]:
-    """The scores by domain, each of all runs that have the domain."""
-    names = dict.fromkeys(name for run in of.runs for name in run.domains)
-    return {name: [run.domains[name] for run in of.runs if name in run.domains] for name in names}
-
-
-def _clients(of: Evaluated) -> list[list[ClientScores]]:
-    """The scores by client, each of all runs that have the client."""
-    each = [scores for run in of.runs for scores in run.clients]
-    numbers = dict.fromkeys(scores.client for scores in each)
-    return [[scores for scores in each if scores.client == number] for number in numbers]
-
-
-def _recalls(of: Evaluated) -> list[list[float | None]]:
-    """The accuracies by class, each with a value per run."""
-    by_run = [recalls(np.array(run.confusion)) for run in of.runs]
-    return [list(values) for values in zip(*by_run, strict=True)]
-
-
-def _scores(entries: Iterable[DomainScores | ClientScores]) -> list[float]:
-    return [entry.score for entry in entries]
+                    frame[f"probability_{name}"] = of.probabilities[:, k]
+            frames.append(pd.DataFrame(frame))
+    return pd.concat(frames)
 
 
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
-    shown = report.text_of(of.score)
-    counted: dict[str, Callable[[Any], str]] = {
-        "examples": lambda entries: f"{np.mean([e.examples for e in entries]):g}",
-        report.heading_of(of.score): lambda entries: shown(_scores(entries)),
-        "loss": lambda entries: f"{np.mean([e.loss for e in entries]):.3f}",
-    }
-    first = next(iter(of.runs[0].domains.values()))
-    counted |= {name: partial(predictions.metric_text, name) for name in first.metrics}
-
-    def of_domain(name: str) -> Callable[[tuple[str, list[DomainScores]]], str]:
-        return lambda row: counted[name](row[1])
-
-    by_domain = {"domain": lambda row: row[0], "split": lambda row: row[1][0].split}
-    by_domain |= {name: of_domain(name) for name in counted}
-    parts = [table(_domains(of).items(), by_domain)]
-    counts = _confusion(of)
-    if len(counts):
-        by_class = zip(of.classes, _recalls(of), strict=True)
-        known = {
-            "class": lambda row: row[0],
-            "accuracy, %": lambda row: (
-                report.percent(found) if (found := [v for v in row[1] if v is not None]) else ""
-            ),
-        }
-        parts.append(table(by_class, known))
-    elif len(of.classes) > 1 and all(run.columns for run in of.runs):
-        what, measure = "label", Measure()
-        if of.task == "values":
-            what, measure = "value", Measure("absolute error", is_share=False)
-        shown_column = report.text_of(measure)
-        by_column: dict[str, Callable[[str], str]] = {
-            what: lambda name: name,
-            measure.heading: lambda name: shown_column([run.columns[name] for run in of.runs]),
-        }
-        parts.append(table(of.classes, by_column))
-    clients = sorted(_clients(of), key=lambda one: of.score.rank(float(np.mean(_scores(one)))))
-    if clients:
-        more = f" ({_MOST_LINES} of {len(clients)})" if len(clients) > _MOST_LINES else ""
-        by_client = {
-            f"client, the worst first{more}": lambda entries: entries[0].client,
-            # Each seed may deal another domain to a client.
-            "domain": lambda entries: " or ".join(dict.fromkeys(e.domain for e in entries)),
-            **counted,
-        }
-        parts.append(table(clients[:_MOST_LINES], by_client))
-    if 0 < len(counts) <= _MOST_LINES:
+    column, of_column = _COLUMNS[of.kind]
+    parts = [_table(of, "domain", of.score, "domain", "split")]
+    if len(of.classes) > 1 and column in set(of.scores["by"]):
+        parts.append(_table(of, column, of_column, column))
+    if "client" in set(of.scores["by"]):
+        parts.append(_table(of, "client", of.score, "client, the worst first", "domain"))
+    if of.confusion is not None and len(of.classes) <= _MOST:
         numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]
-        rows = zip(of.classes, counts, strict=True)
-        parts.append(table(rows, [("is, taken for", lambda row: row[0]), *numbers]))
+        rows = zip(of.classes, of.confusion, strict=True)
+        parts.append(table(rows, [("is, taken for", itemgetter(0)), *numbers]))
     return "\n\n".join(parts)
 
 
-def _confusion(of: Evaluated) -> np.ndarray:
-    """[K, K] the confusions of all seeds together."""
-    return np.sum([run.confusion for run in of.runs], 0)
+def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = "") -> str:
+    """The scores by one column of the frame. about: another column that is shown."""
+    groups = [group for _, group in of.scores[of.scores["by"] == by].groupby("name", sort=False)]
+    if by == "client":
+        groups.sort(key=lambda group: measure.rank(group["score"].mean()))
+        heading += f" ({_MOST} of {len(groups)})" if len(groups) > _MOST else ""
+
+    def text(name: str, write: Callable[[Sequence[float]], str]) -> Callable[[pd.DataFrame], str]:
+        """Of the seeds in which a number is defined."""
+        return lambda group: write(known) if len(known := [*group[name].dropna()]) else ""
+
+    shown: dict[str, Callable[[pd.DataFrame], str]] = {heading: lambda g: g["name"].iloc[0]}
+    if about:  # each seed may deal another domain to a client
+        shown[about] = lambda group: " or ".join(group[about].unique())
+        shown["examples"] = text("examples", lambda values: f"{np.mean(values):g}")
+    shown[report.heading_of(measure)] = text("score", report.text_of(measure))
+    if about:
+        shown["loss"] = text("loss", lambda values: f"{np.mean(values):.3f}")
+        asked = of.scores.columns[list(of.scores.columns).index("loss") + 1 :]
+        shown |= {name: text(name, lambda values: report.spread(values, ".4g")) for name in asked}
+    return table(groups[:_MOST] if by == "client" else groups, shown)
 
 
 def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
     """Draws the confusions, or predictions of values, and the scores by domain, class and client.
 
-    A bar is a mean, and a dot a seed. Many clients are drawn as one line through all of them, with
-    a band. The title says so.
+    A bar is a mean over seeds, and a dot a seed. Many bars are one line, the worst first.
 
     found: the predictions, for values.
     """
-    domains, clients, measure = _domains(of), _clients(of), of.score
-    has_confusion = len(_confusion(of)) > 0
-    is_accuracy = has_confusion and measure == ACCURACY
-    by_class = np.array(_recalls(of), float).tolist() if is_accuracy else []
-    groups = [
-        ("domain", list(domains), [_scores(entries) for entries in domains.values()]),
-        ("class", list(of.classes) if is_accuracy else [], by_class),
-        (
-            "client",
-            [str(entries[0].client) for entries in clients],
-            [_scores(entries) for entries in clients],
-        ),
-    ]
-    groups = [group for group in groups if group[1]]
-    has_line = len(clients) > run_figures.MOST_DOTS
-    has_left = has_confusion or (of.task == "values" and found)
-    width = 12 if has_left else 6
-    figure = Figure(figsize=(width, 2.6 * len(groups) + 0.6), layout="constrained")
-    grid = figure.add_gridspec(len(groups), 2 if has_left else 1)
-    for row, (what, names, values) in enumerate(groups):
+    kinds = [by for by in ("domain", "class", "client") if by in set(of.scores["by"])]
+    has_left = of.confusion is not None or (of.kind == "values" and len(found) > 0)
+    figure = figures.new(12 if has_left else 6, 2.6 * len(kinds) + 0.6)
+    grid = figure.add_gridspec(len(kinds), 2 if has_left else 1)
+    for row, by in enumerate(kinds):
+        measure = ACCURACY if by == "class" else of.score
         axis = figure.add_subplot(grid[row, -1])
-        if what == "client" and has_line:
-            served = [{e.client: e.score for e in run.clients} for run in of.runs]
-            of_seeds = [[run.get(int(name), np.nan) for name in names] for run in served]
-            run_figures.draw_quantiles(axis, measure.factor * np.array(of_seeds), 0)
-            first = "worst" if measure.higher_is_better else "best"
-            what = f"clients, the {first} first, %"
+        mine = of.scores[of.scores["by"] == by]
+        scores = measure.factor * mine.pivot(index="name", columns="seed", values="score")
+        scores = scores.loc[mine["name"].unique()]
+        axis.set(xlabel=by, ylabel=report.heading_of(measure))
+        if len(scores) > _MOST:
+            means = sorted(scores.mean(axis=1).dropna(), key=measure.rank)
+            axis.plot(np.arange(len(means)), means)
+            axis.set_xlabel(f"{len(means)} by score, the worst first: {by}")
         else:
-            at = np.arange(len(names))
-            factor = measure.factor
-            means = [factor * np.mean([v for v in some if v == v] or [0]) for some in values]
-            axis.bar(at, means, color="0.8")
-            for x, some in zip(at, values, strict=True):
-                axis.plot([x] * len(some), factor * np.array(some), "o", ms=3, color="C0")
-            figures.name_x(axis, names, 5.2)
-        axis.set(xlabel=what, ylabel=report.heading_of(measure))
+            at = np.arange(len(scores))
+            axis.bar(at, scores.mean(axis=1), color="0.8")
+            axis.plot(at, scores.to_numpy(), "o", ms=3, color="C0")
+            figures.name_x(axis, [*scores.index], 5.2)
         if measure.is_share:
             axis.set_ylim(0, 102)
-    if has_confusion:
-        _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of)
-    elif of.task == "values" and found:
+    if of.confusion is not None:
+        _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of.confusion, of.classes)
+    elif has_left:
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
-    told = _marks(len(of.runs), has_line, len(_confusion(of)))
-    figures.entitle(figure, "\n".join([title, *told]))
+    figures.entitle(figure, title)
     figures.save(figure, path)
-
-
-def _marks(num_seeds: int, has_line: bool, num_classes: int) -> list[str]:
-    """What the marks of a picture mean, in at most one line. num_classes: of the matrix, or 0."""
-    parts = []
-    if num_seeds > 1:
-        parts.append(f"bar: mean over {num_seeds} seeds, dot: a seed")
-        parts += ["line and band: mean and standard deviation"] if has_line else []
-    if num_classes:
-        what = "numbers: examples" if num_classes <= _MOST_LINES else "matrix: examples"
-        parts.append(f"{what}{', all seeds' * (num_seeds > 1)}")
-    return ["; ".join(parts)] if parts else []
 
 
 def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
@@ -471,62 +354,71 @@ def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
     axis.set(xlabel=figures.literal(name), ylabel="prediction", title=title)
 
 
-def _draw_confusion(figure: Figure, axis: Axes, of: Evaluated) -> None:
-    counts = _confusion(of)
+def _draw_confusion(figure: Figure, axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     picture = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
     figure.colorbar(picture, ax=axis, label="of the class, %", shrink=0.8)
-    figures.name_x(axis, of.classes, 4.0)
-    figures.name_y(axis, of.classes, 4.0)
-    axis.set(xlabel="taken for", ylabel="is")
-    if len(counts) <= _MOST_LINES:
+    figures.name_x(axis, classes, 4.0)
+    figures.name_y(axis, classes, 4.0)
+    axis.set(xlabel="taken for", ylabel="is", title="examples, all seeds")
+    if len(counts) <= _MOST:
         for is_, as_ in np.argwhere(counts):
             color = "white" if share[is_, as_] > 60 else "black"
             axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
 
 
-def _name(options: Options) -> str:
-    """The name of the files by default: another one for each choice of what they hold."""
-    parts = ["evaluation", options.state]
-    parts += [Path(options.dataset).stem] if options.dataset else []
-    parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
-    return "-".join(parts)
+def _predictions_path(options: Options, runs: Runs) -> Path:
+    """The path of --predictions.
+
+    Raises UsageError if it cannot be written, or if it would replace the data.
+    """
+    path = Path(os.path.expanduser(options.predictions))
+    if path.suffix != ".csv":
+        raise flag_error("predictions", options.predictions, "must end in .csv")
+    check_place("predictions", path)
+    for dataset in filter(None, (runs.config.data.dataset, options.dataset)):
+        if path.resolve() == Path(dataset).expanduser().resolve():
+            text = f"must be another file than --dataset={dataset}"
+            raise flag_error("predictions", options.predictions, text)
+    return path
 
 
 def run(options: Options) -> str:
-    """Writes the picture and the json, and returns the tables and the paths.
+    """Writes the picture, the numbers and what else is asked for; returns the tables and the paths.
 
     Raises UsageError for a folder without a finished run, for a run without the state, and for
     other data that do not fit the run.
     """
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
-    runs = finished.open(
-        "run",
-        Path(options.run),
-        named=options.outside,
-        data_dir=options.data_dir,
-    )
-    out = check_picture("out", options.out or str(runs.path / f"{_name(options)}.png"))
-    table_path = None
-    if options.predictions:
-        datasets = (runs.config.data.dataset, options.dataset)
-        table_path = _check_predictions(options.predictions, datasets)
-    scored, found, lacking = evaluate(runs, options)
-    every = [str(each.round) for each in scored.runs]
-    rounds = ", ".join(every if len(set(every)) > 1 else every[:1])
+    runs = finished.open("run", Path(options.run), named=options.outside, data_dir=options.data_dir)
+    parts = ["evaluation", options.state]
+    parts += [Path(options.dataset).stem] if options.dataset else []
+    parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
+    out = check_picture("out", options.out or str(runs.path / f"{'-'.join(parts)}.png"))
+    to = _predictions_path(options, runs) if options.predictions else None
+    folder = Path(os.path.expanduser(options.export)) if options.export else None
+    if folder:
+        check_place("export", folder, is_folder=True)
+    which, found, lacking = evaluate(runs, options)
+    of = scored(runs, found, options.metrics)
+    rounds = ", ".join(dict.fromkeys(str(each.round) for each in found))
     held_out = runs.cell.held_out or "test split"
     title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
     title += f"; on {options.dataset}" if options.dataset else ""
     out.parent.mkdir(parents=True, exist_ok=True)
-    draw(out, scored, title, found)
-    files.write_json(out.with_suffix(".json"), scored)
-    where = f"Picture: {out}. Numbers: {out.with_suffix('.json')}."
-    if table_path is not None:
-        table_path.parent.mkdir(parents=True, exist_ok=True)
-        write_predictions(table_path, columns(found, scored.task, scored.classes))
-        where += f" Predictions: {table_path}."
-    return "\n".join([f"\n{title}\n\n{tables(scored)}\n", *lacking, where])
+    draw(out, of, title, found)
+    numbers = out.with_suffix(".csv")
+    files.write(numbers, of.scores.to_csv(index=False))
+    where = f"Picture: {out}. Numbers: {numbers}."
+    if to:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        files.write(to, columns(found, of.kind, of.classes).to_csv(index=False))
+        where += f" Predictions: {to}."
+    if folder:
+        written = [export.export(runs.run(index, options.state), folder) for index in which]
+        where += f" Networks: {', '.join(map(str, written))}."
+    return "\n".join([f"\n{title}\n\n{tables(of)}\n", *lacking, where])
 
 
 BINARY = command.of(run, Options, __doc__)

@@ -44,8 +44,8 @@ def load(path: str | Path, like: Tree) -> Tree:
 def about(path: str | Path) -> dict[str, str]:
     """Return the description that `save` wrote into a file; {} if there is none.
 
-    Those of the binary `export` are "task" (classes, labels or values), "outputs" and "classes",
-    the names of the outputs, each in JSON.
+    Those of `fedjax-inv evaluate --export` are "task" (classes, labels or values), "outputs" and
+    "classes", the names of the outputs, each in JSON.
 
     Raises:
       UsageError: if the file is missing or damaged.

@@ -21,10 +21,7 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import outside
 from fedjax_inv_experiments.flags.flag import (
-    Range,
-    flag,
     flag_error,
-    is_whole,
     shown,
 )
 from fedjax_inv_experiments.flags.names import facts
@@ -42,29 +39,6 @@ from fedjax_inv_experiments.running.records import Line, Result, Start
 from fedjax_inv_experiments.running.selected import Served
 
 STATES = ("best", "last")
-
-
-def state_flag(default: str) -> Any:
-    """The flag --state of all binaries that read a state of a run."""
-    allowed = Range(
-        lambda state: state in STATES or is_whole(state, 1),
-        f"one of {', '.join(STATES)}, or the round of a checkpoint",
-    )
-    text = (
-        "best: the state that the run's --select selects; last: that of its end; a number: that "
-        "after this round, if its checkpoint was kept (--keep_checkpoints)."
-    )
-    return flag(default, text, allowed)
-
-
-def run_flag() -> Any:
-    """The flag --run of binaries that read one folder."""
-    return flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
-
-
-def data_dir_flag() -> Any:
-    """The flag --data_dir of all binaries that read finished runs."""
-    return flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

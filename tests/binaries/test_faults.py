@@ -23,7 +23,7 @@ import pytest
 import slow
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import evaluate, export
+from fedjax_inv_experiments import evaluate
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.parts import machine
@@ -97,9 +97,10 @@ def resume(folder: Path, **changes: Any) -> None:
         train(config.changed(TINY, run_dir=str(folder), **changes))
 
 
-def evaluated(folder: Path) -> None:
+def evaluated(folder: Path, networks: Path | str = "") -> None:
+    out = str(folder.parent / "x.png")
     with no_figures():
-        evaluate.run(evaluate.Options(run=str(folder), out=str(folder.parent / "x.png")))
+        evaluate.run(evaluate.Options(run=str(folder), out=out, export=str(networks)))
 
 
 def same_end(folder: Path, whole: Ran, done: int = 3) -> None:
@@ -214,9 +215,8 @@ def test_what_a_process_leaves_that_dies_before_it_begins(tmp_path: Path, names:
 def test_a_folder_is_enough(made: Runs, compiled: None, tmp_path: Path) -> None:
     """Another place, and the first is gone."""
     whole = copied(made.whole.folder, tmp_path / "whole")
-    evaluated(whole)
-    export.run(export.Options(run=str(whole)))
-    assert (whole / "export" / "seed=0" / "model.safetensors").is_file()
+    evaluated(whole, tmp_path / "export")
+    assert (tmp_path / "export" / "seed=0" / "model.safetensors").is_file()
     half = copied(made.half, tmp_path / "half")
     resume(half)
     same_end(half, made.whole)

@@ -39,7 +39,6 @@ def test_every_binary_is_a_command() -> None:
         "sweep",
         "show_data",
         "evaluate",
-        "export",
         "map",
     }
     assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}

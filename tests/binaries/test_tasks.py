@@ -1,6 +1,5 @@
 """Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
 
-import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
-from pyarrow import parquet
 
 import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, export, train
+from fedjax_inv_experiments import evaluate, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
@@ -89,38 +88,35 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
     out, asked = tmp_path / "it.png", METRICS[ran.kind]
-    for ending in ("csv", "parquet"):
-        options = evaluate.Options(
-            str(ran.folder),
-            out=str(out),
-            metrics=asked,
-            predictions=str(tmp_path / f"it.{ending}"),
-        )
-        text = evaluate.run(options)
-    assert f"it.{ending}" in text
-    told = json.loads(out.with_suffix(".json").read_text())
-    (run,) = told["runs"]
+    written = tmp_path / "predictions.csv"
+    options = evaluate.Options(
+        str(ran.folder), out=str(out), metrics=asked, predictions=str(written)
+    )
+    text = evaluate.run(options)
+    assert str(written) in text
+    told = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str})
+    of_domains = told[told["by"] == "domain"].set_index("name")
     line = json.loads((ran.folder / "result.json").read_text())["runs"][0]["by_rule"]["validation"]
     for name, domain in line["domains"].items():
         for key in ("score", "loss"):
-            assert run["domains"][name][key] == pytest.approx(domain[key], 1e-4)
+            assert of_domains.loc[name, key] == pytest.approx(domain[key], 1e-4)
     names = {"values": ["target"], "labels": ["0", "1", "2"]}[ran.kind]
-    assert list(run["columns"]) == names
-    assert np.mean(list(run["columns"].values())) == pytest.approx(line["test_score"], 1e-4)
+    of_columns = told[told["by"] == {"values": "value", "labels": "label"}[ran.kind]]
+    assert of_columns["name"].tolist() == names
+    assert of_columns["score"].mean() == pytest.approx(line["test_score"], 1e-4)
     assert ("| label " in text) == (ran.kind == "labels")
-    rows = list(csv.DictReader((tmp_path / "it.csv").open()))
-    columns = parquet.read_table(tmp_path / "it.parquet").to_pydict()
-    assert list(columns) == list(rows[0])
-    assert len(rows) == sum(domain["examples"] for domain in run["domains"].values())
-    assert {row["client"] for row in rows} == {"", "0", "1"}
-    index = np.array(columns["index"])
-    assert [str(DOMAIN[i]) for i in index] == columns["domain"]
-    test = np.array(columns["split"]) == "test"
+    columns = pd.read_csv(written)
+    assert len(columns) == of_domains["examples"].sum()
+    assert {row.split(",")[5] for row in written.read_text().splitlines()[1:]} == {"", "0", "1"}
+    index = columns["index"].to_numpy()
+    assert DOMAIN[index].tolist() == columns["domain"].tolist()
+    test = (columns["split"] == "test").to_numpy()
     if ran.kind == "values":
-        np.testing.assert_array_equal(columns["target"], TARGETS["values"][index])
-        error = abs(np.array(columns["target"]) - columns["prediction"])[test]
+        target = columns["target"].astype(np.float32)
+        np.testing.assert_array_equal(target, TARGETS["values"][index])
+        error = abs(columns["target"] - columns["prediction"])[test]
         assert error.mean() == pytest.approx(line["test_score"], 1e-4)
-        assert run["domains"]["2"]["metrics"]["mae"] == pytest.approx(error.mean(), 1e-6)
+        assert of_domains.loc["2", "mae"] == pytest.approx(error.mean(), 1e-6)
     else:
         truth, predicted, probability = (
             np.array([columns[f"{kind}_{name}"] for name in "012"])
@@ -131,10 +127,10 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
         assert (truth == predicted)[:, test].mean() == pytest.approx(line["test_score"])
 
 
-def test_an_exported_network_says_what_its_outputs_mean(ran: Ran) -> None:
+def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path) -> None:
     with no_figures():
-        export.run(export.Options(str(ran.folder)))
-    (folder,) = (ran.folder / "export").iterdir()
+        evaluate.run(evaluate.Options(str(ran.folder), export=str(tmp_path)))
+    (folder,) = tmp_path.iterdir()
     about = saved.about(folder / "model.safetensors")
     assert json.loads(about["task"]) == ran.kind
     names = json.loads(about["classes"])
@@ -165,7 +161,7 @@ def test_classes_with_more_outputs_than_classes(
     task = objective.task(Objective(), "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
-    found = evaluate.Evaluated("", "", "", ("cat", "dog"), {}, [evaluate.run_scores(runs, of)])
+    found = evaluate.scored(runs, [of])
     text = evaluate.tables(found)
     assert "| a " in text
     assert "cat" not in text

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import slow
@@ -19,11 +20,11 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, export, train
+from fedjax_inv_experiments import evaluate, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import finished, predictions
+from fedjax_inv_experiments.reporting import export, finished, predictions
 from fedjax_inv_experiments.running import checkpoints, loop, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -212,13 +213,14 @@ def test_the_state_after_a_round_is_evaluated_and_exported(
     done = next(round for round in range(1, 6) if round not in picked)
     with no_figures():
         evaluate.run(evaluate.Options(str(kept.path), str(done)))
-    scored = json.loads((kept.path / f"evaluation-{done}.json").read_text())
+    scored = pd.read_csv(kept.path / f"evaluation-{done}.csv", dtype={"name": str})
+    scored = scored[scored["name"] == "80"]
     accuracies = [each.test_score for each in kept.lines if each.round == done]
-    for got, accuracy in zip(scored["runs"], accuracies, strict=True):
-        assert got["round"] == done
-        assert got["domains"]["80"]["score"] == pytest.approx(accuracy, abs=1e-6)
+    assert (scored["round"] == done).all()
+    np.testing.assert_allclose(scored["score"], accuracies, atol=1e-6)
     for state in (str(done), str(picked[0])):
-        export.run(export.Options(str(kept.path), state, str(tmp_path)))
+        with no_figures():
+            evaluate.run(evaluate.Options(str(kept.path), state, export=str(tmp_path)))
         about = json.loads((tmp_path / "seed=0" / "model.json").read_text())
         assert about["run"] == {"folder": str(kept.path), "state": state, "round": int(state)}
 
@@ -240,7 +242,8 @@ def test_a_network_that_was_taken_along_does_as_it_did(
     state: str,
 ) -> None:
     run, seen = whole
-    text = export.run(export.Options(str(run.folder), state, str(tmp_path)))
+    with no_figures():
+        text = evaluate.run(evaluate.Options(str(run.folder), state, export=str(tmp_path)))
     for index, (seed, told) in enumerate(zip((0, 1), run.runs, strict=True)):
         (x, y), place = held_out_images[index], tmp_path / f"seed={seed}"
         assert str(place) in text
@@ -297,21 +300,21 @@ def test_an_evaluation_on_its_own_data_tells_what_training_told(
     if state == "last":  # the same of both seeds
         assert ", held out: 80, after round 6\n" in text
     assert out.read_bytes().startswith(b"\x89PNG")
-    told = json.loads(out.with_suffix(".json").read_text())
-    for got, expected in zip(told["runs"], run.runs, strict=True):
+    told = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str, "domain": str})
+    for (_, got), expected in zip(told.groupby("seed"), run.runs, strict=True):
         line = expected["by_rule"]["validation" if state == "best" else "last"]
-        assert got["round"] == line["round"]
-        assert set(got["domains"]) == set(line["domains"])
-        for name, domain in got["domains"].items():
+        assert (got["round"] == line["round"]).all()
+        domains = got[got["by"] == "domain"].set_index("name")
+        assert set(domains.index) == set(line["domains"])
+        for name, domain in domains.iterrows():
             for key in ("score", "loss", "examples", "split"):
                 told_of = line["domains"][name][key]
                 assert domain[key] == (told_of if key == "split" else pytest.approx(told_of, 1e-4))
         # A client for each training domain, served by what it keeps.
-        for each in got["clients"]:
-            assert each["score"] == got["domains"][each["domain"]]["score"]
-        counts = np.array(got["confusion"])
-        assert counts.sum() == line["domains"]["80"]["examples"]
-        assert counts.trace() / counts.sum() == pytest.approx(line["test_score"])
+        clients = got[got["by"] == "client"]
+        assert len(clients) == 2
+        for _, each in clients.iterrows():
+            assert each["score"] == domains.loc[each["domain"], "score"]
 
 
 def test_an_evaluation_on_other_data(
@@ -336,23 +339,23 @@ def test_an_evaluation_on_other_data(
     with no_figures():
         new, out = str(tmp_path / "new.npz"), str(tmp_path / "new.png")
         text = evaluate.run(evaluate.Options(str(run.folder), "last", new, out))
-    told = json.loads((tmp_path / "new.json").read_text())
+    told = pd.read_csv(tmp_path / "new.csv")
     assert "| a " in text
     runs = finished.open("run", run.folder)
     algorithm = runs.algorithm()
-    for index, got in enumerate(told["runs"]):
+    for index, (_, got) in enumerate(told.groupby("seed")):
         server = runs.run(index, "last").served().server
         outputs = algorithm.predict(server, algorithm.init_client(server, 0), x[some])
         right = np.asarray(outputs).argmax(1) == y[some]
-        domains = got["domains"]
-        assert [domains[name]["examples"] for name in ("a", "b")] == [9, len(right) - 9]
-        assert domains["a"]["score"] == pytest.approx(right[:9].mean())
-        assert domains["b"]["score"] == pytest.approx(right[9:].mean())
-        assert np.array(got["confusion"])[:5].sum() == 0
-        assert evaluate.recalls(np.array(got["confusion"]))[:5] == [None] * 5
+        by = {name: part.set_index("name") for name, part in got.groupby("by")}
+        assert by["domain"].loc[["a", "b"], "examples"].tolist() == [9, len(right) - 9]
+        expected = [right[:9].mean(), right[9:].mean()]
+        np.testing.assert_allclose(by["domain"].loc[["a", "b"], "score"], expected)
+        found = by["class"]["score"].isna().tolist()
+        assert found == [True] * 5 + [False] * 5
         # Each client's own network, on all of it.
-        assert [each["client"] for each in got["clients"]] == [0, 1]
-        assert {each["examples"] for each in got["clients"]} == {len(right)}
+        assert by["client"].index.tolist() == ["0", "1"]
+        assert set(by["client"]["examples"]) == {len(right)}
 
 
 def test_what_is_told_of_logits_by_hand() -> None:
@@ -363,7 +366,7 @@ def test_what_is_told_of_logits_by_hand() -> None:
     assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
     counts = evaluate.confusion(outputs.argmax(1), y, 3)
     np.testing.assert_array_equal(counts, [[0, 0, 0], [1, 1, 0], [1, 0, 0]])
-    assert evaluate.recalls(counts) == [None, 0.5, 0.0]
+    np.testing.assert_array_equal(evaluate._by_column("classes", outputs, y), [np.nan, 0.5, 0])
 
 
 def edited(change: Callable[[Path], Any]) -> Callable[[Path, Path], Path]:
@@ -400,15 +403,14 @@ BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "sweep": ("of a sweep, that of one cell", lambda to: to.parent),
     "no states": ("no checkpoint any more", lambda to: shutil.rmtree(to / "checkpoints")),
     "unfinished": ("must be finished", lambda to: (to / "result.json").unlink()),
-    "passed by": (
-        "of its run seed=0 the network of round 99 was not saved, because --select was another ",
-        result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99)),
-    ),
     "nothing": (
         "its run seed=0 has nothing that --select=agreement selects; --state=last has its last",
         never_agreed,
     ),
 }
+
+
+PASSED_BY = result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99))
 
 
 @pytest.mark.parametrize("how", BAD)
@@ -425,11 +427,11 @@ def test_what_was_not_kept_is_not_taken_along(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path
 ) -> None:
     """But the others are."""
-    _, change = BAD["passed by"]
-    folder = edited(change)(whole[0].folder, tmp_path / "copy")
-    text = export.run(export.Options(str(folder)))
-    assert "Not written: " in text
-    assert [path.name for path in (folder / "export").iterdir()] == ["seed=1"]
+    folder = edited(PASSED_BY)(whole[0].folder, tmp_path / "copy")
+    with no_figures():
+        text = evaluate.run(evaluate.Options(str(folder), export=str(tmp_path / "export")))
+    assert "Not evaluated: " in text
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["seed=1"]
 
 
 def test_a_seed_for_which_the_rule_selects_nothing(
@@ -445,8 +447,7 @@ def test_a_seed_for_which_the_rule_selects_nothing(
         train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
     assert "seed=0 has nothing that --select=validation selects; --state=last has" in text
-    scored = json.loads((folder / "evaluation-best.json").read_text())
-    assert [run["seed"] for run in scored["runs"]] == [1]
+    assert set(pd.read_csv(folder / "evaluation-best.csv")["seed"]) == {1}
     entries = json.loads((folder / "metrics.json").read_text())
     assert [entry["seed"] for entry in entries] == [0, 1]
     assert entries[0]["round"] == 6
@@ -457,8 +458,7 @@ def test_metrics_name_the_seeds_that_they_leave_out(
 ) -> None:
     """With another rule than in training, whose networks were not all saved."""
     folder = tmp_path / "copy"
-    _, change = BAD["passed by"]
-    edited(change)(whole[0].folder, folder)
+    edited(PASSED_BY)(whole[0].folder, folder)
     before, _ = folders.read(folder)
     with no_figures():
         text = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))

@@ -17,7 +17,7 @@ from PIL import Image
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv_experiments import evaluate, export, show_data, train
+from fedjax_inv_experiments import evaluate, show_data, train
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import errors, outside
 from fedjax_inv_experiments.reporting.tables import table
@@ -82,10 +82,9 @@ def test_no_command_imports_what_only_a_folder_names(place: Place, flag: str) ->
         record["flags"][flag] = [name] if flag == "algorithm" else name
     path.write_text(json.dumps(record))
     where = f"--run={place.folder}"
-    for binary in (evaluate.BINARY, export.BINARY):
-        with pytest.raises(UsageError) as error:
-            read(binary, where, *NAMED)
-        assert (f"--{flag}={name}" in str(error.value)) == (flag != "cell")
+    with pytest.raises(UsageError) as error:
+        read(evaluate.BINARY, where, *NAMED)
+    assert (f"--{flag}={name}" in str(error.value)) == (flag != "cell")
     for binary, arguments in (
         (train.BINARY, (f"--run_dir={place.folder}", *NAMED, "--rounds=1", "--local_steps=1")),
         (show_data.BINARY, (f"--init_from={place.folder}",)),
@@ -110,7 +109,7 @@ def test_a_command_that_names_the_code_reads_the_run(place: Place) -> None:
     place.own.write_text(f"{before}\n# changed\n")
     try:
         with pytest.warns(UserWarning, match="has changed since"):
-            read(export.BINARY, f"--run={place.folder}", *NAMED)
+            read(evaluate.BINARY, f"--run={place.folder}", *NAMED)
     finally:
         place.own.write_text(before)
 

@@ -23,7 +23,7 @@ from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
-from fedjax_inv_experiments import evaluate, export, show_data, train
+from fedjax_inv_experiments import evaluate, show_data, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import network, partition
@@ -416,16 +416,16 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
     path, out = written(regression.parent / "new.csv", new), regression.parent / "p.csv"
     made = assemble.assemble(flags(regression))
     assert json.loads((trained / "inputs.json").read_text()) == made.scaling_record("c")
-    started(export.run, export.Options(run=str(trained)))
-    about = json.loads((trained / "export/seed=0/model.json").read_text())["network"]
-    assert about["features"] == list(made.dataset.features)
+    networks = regression.parent / "export"
     with no_figures():
         options = dict(run=str(trained), dataset=str(path), predictions=str(out))
-        text = started(evaluate.run, evaluate.Options(**options))
+        text = started(evaluate.run, evaluate.Options(**options, export=str(networks)))
     assert "| all " in text
+    about = json.loads((networks / "seed=0/model.json").read_text())["network"]
+    assert about["features"] == list(made.dataset.features)
     predicted = [float(line["prediction"]) for line in csv.DictReader(out.open())]
 
-    arrays = safetensors.numpy.load_file(trained / "export/seed=0/model.safetensors")
+    arrays = safetensors.numpy.load_file(networks / "seed=0/model.safetensors")
     x = [[2, 900, 0, 1, 0, 0, 0.1], [3, 1500, 0, 0, 0, 1, 0.1], [3, 1500, 0, 0, 0, 0, 0.1]]
     inputs = "stats/body/inputs/"
     h = (np.array(x) - arrays[f"{inputs}shift"]) * arrays[f"{inputs}scale"]
