@@ -130,12 +130,12 @@ def algorithms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
 def test_the_tests_that_a_page_shows_pass(
     algorithms: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = functools.partial(laws.check, laws=list(laws.LAWS)[:2], tell=None)
+    few = functools.partial(laws.check, laws=list(laws.LAWS)[:2])
     monkeypatch.setattr(laws, "check", few)
     for name in ("test_vrex", "test_signs"):
         algorithms.names[name]()
     for name in ("remembering", "averaged"):
-        few(algorithms.names[name]).raise_if_broken()
+        few(algorithms.names[name])
 
 
 @pytest.mark.slow

