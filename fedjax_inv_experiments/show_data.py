@@ -8,12 +8,12 @@ feature. Texts have no picture.
 """
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -25,9 +25,8 @@ from fedjax_inv_experiments.experiment import assemble, command_line, scaling
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import Range, check_picture, flag
-from fedjax_inv_experiments.reporting import data_figures, figures, table_figures
+from fedjax_inv_experiments.reporting import data_figures, figures, table_figures, tables
 from fedjax_inv_experiments.reporting.data_figures import rendered, to_rgb
-from fedjax_inv_experiments.reporting.tables import table as written
 from fedjax_inv_experiments.running import launch
 
 # The names of a cue's values; the values of other cues are numbers.
@@ -100,47 +99,32 @@ def table(dataset: Dataset, holdings: ClientShards, is_wrong: np.ndarray | None 
     is_wrong: [M] which rows have wrong labels, to be counted; None: they are not counted.
     """
     seen = np.concatenate(holdings.rows[:-1])
-    guesses = {
-        name: best_guess(cue, dataset.y, seen)[cue] == dataset.y
-        for name, cue in cues(dataset).items()
-    }
-    total = tuple(sum(column) for column in zip(*holdings.sizes, strict=True))
-    lines = [*zip(*holdings, strict=True), ("in all", None, total)]
-
-    def size(at: int) -> Callable[[Any], object]:
-        # The line of sums also shows zeros.
-        return lambda line: line[2][at] if line[1] is None else line[2][at] or ""
-
-    def right(guess: np.ndarray) -> Callable[[Any], str]:
-        return lambda line: "" if line[1] is None else _percent(guess[line[1]])
-
-    def number(of: np.ndarray) -> Callable[[Any], object]:
-        return lambda line: of[seen].sum() if line[1] is None else of[line[1]].sum() or ""
-
-    columns = {
-        "client: domain": lambda line: line[0],
-        **{name: size(at) for at, name in enumerate(("training", "validation", "test"))},
-        **({} if is_wrong is None else {"wrong labels": number(is_wrong)}),
-        **{f"right by {name} alone, %": right(guess) for name, guess in guesses.items()},
-    }
-    return written(lines, columns, align="right")
+    counts = pd.DataFrame(holdings.sizes, columns=["training", "validation", "test"])
+    total = counts.sum()
+    if is_wrong is not None:
+        counts["wrong labels"] = [is_wrong[rows].sum() for rows in holdings.rows]
+        total["wrong labels"] = is_wrong[seen].sum()
+    lines = counts.astype(object).where(counts > 0, "")  # the line of sums also shows zeros
+    for name, cue in cues(dataset).items():
+        is_right = best_guess(cue, dataset.y, seen)[cue] == dataset.y
+        shares = [_percent(is_right[rows]) for rows in holdings.rows]
+        lines[f"right by {name} alone, %"] = shares
+    lines = pd.concat([lines, total.to_frame().T.astype(object)])
+    lines.insert(0, "client: domain", [*holdings.names, "in all"])
+    return tables.text(lines, align="right")
 
 
 def features(dataset: Dataset) -> str:
     """A row for each of the first features of vectors [M, D]; "" for other data."""
     if not _are_vectors(dataset):
         return ""
-    x = np.asarray(dataset.x)
-    names = scaling.feature_names(dataset, x.shape[1])[:_FEATURES]
-    rows = [(name, x[:, index].astype(np.float64)) for index, name in enumerate(names)]
-    columns: dict[str, Callable[[Any], object]] = {
-        f"feature of {x.shape[1]}": lambda row: row[0],
-        "mean": lambda row: f"{row[1].mean():.3g}",
-        "standard deviation": lambda row: f"{row[1].std():.3g}",
-        "smallest": lambda row: f"{row[1].min():.3g}",
-        "largest": lambda row: f"{row[1].max():.3g}",
-    }
-    return f"{written(rows, columns, align='right')}\n\n"
+    num_features = dataset.x.shape[1]
+    x = np.asarray(dataset.x)[:, :_FEATURES].astype(np.float64)
+    lines = pd.DataFrame({"mean": x.mean(0), "standard deviation": x.std(0)})
+    lines = lines.assign(smallest=x.min(0), largest=x.max(0)).map("{:.3g}".format)
+    names = scaling.feature_names(dataset, num_features)[:_FEATURES]
+    lines.insert(0, f"feature of {num_features}", names)
+    return f"{tables.text(lines, align='right')}\n\n"
 
 
 def _are_vectors(dataset: Dataset) -> bool:

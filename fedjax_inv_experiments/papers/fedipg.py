@@ -266,7 +266,7 @@ def _by_domain(result: RowResult) -> Cells:
     }
     by_seed = np.array(list(tests.values()))
     oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
-    best = [chosen.over_seeds(lambda line: line["test_score"]) for chosen in oracle if chosen]
+    best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
     return {
         "selected by": result.config.watching.select,
         **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},

@@ -59,10 +59,6 @@ class Chosen(NamedTuple):
         mean = float(np.mean([rule.score(line) for line in picked]))
         return len(picked), -np.inf if np.isnan(mean) else mean
 
-    def over_seeds(self, value: Callable[[Any], float]) -> list[float]:
-        """A value of each seed's selected evaluation."""
-        return [value(line) for line in self.selected]
-
 
 def choose(label: str, result: Any, rule: str = "validation") -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed, by a rule of `selection`.

@@ -417,7 +417,7 @@ def test_selection_goes_by_validation_and_never_by_test() -> None:
     chosen = report.choose("fedavg", Result(cell_of("80"), runs))
     assert chosen is not None
     assert chosen.hyper == {"learning_rate": 0.1}
-    assert chosen.over_seeds(lambda e: e.test_score) == [0.1, 0.2]
+    assert [line.test_score for line in chosen.selected] == [0.1, 0.2]
     assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
     assert report.percent([0.1]) == "10.0"
 
