@@ -30,17 +30,14 @@ import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.types import Tree
 from fedjax_inv_experiments.flags import command
 from fedjax_inv_experiments.flags.flag import (
     check_picture,
@@ -52,22 +49,15 @@ from fedjax_inv_experiments.flags.flag import (
 from fedjax_inv_experiments.flags.outside import Named
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import metrics
-from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.reporting import export, figures, finished, predictions, report
 from fedjax_inv_experiments.reporting.finished import Runs
-from fedjax_inv_experiments.reporting.predictions import Part, Predicted
+from fedjax_inv_experiments.reporting.predictions import Predicted
 from fedjax_inv_experiments.reporting.tables import table
 from fedjax_inv_experiments.running import files
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values
-# What a column of the targets is called, and the score of one, by the kind of targets.
-_COLUMNS = {
-    "classes": ("class", ACCURACY),
-    "labels": ("label", ACCURACY),
-    "values": ("value", Measure("absolute error", higher_is_better=False, is_share=False)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,56 +100,6 @@ class Evaluated(NamedTuple):
     confusion: np.ndarray | None
 
 
-def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
-    """The parts of other data, one for each domain.
-
-    Raises UsageError for inputs of another shape, and for classes that the run does not know.
-    """
-    if old.words or new.words:
-        raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
-    if new.render is not None:
-        raise UsageError(where, ..., "must be stored as it is seen")
-    sample = jax.tree.map(lambda leaf: leaf[:1], old.x)
-    seen = jax.eval_shape(old.render, sample) if old.render else sample
-    here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
-    if here != there:
-        raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
-    y = _known_targets(where, new, old)
-    groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
-
-    def of_rows(rows: np.ndarray) -> Tree:
-        return jax.tree.map(lambda leaf: leaf[rows], new.x)
-
-    return [
-        Part(name, "new", -1, np.flatnonzero(rows), of_rows(rows), y[rows])
-        for name, rows in groups
-        if rows.any()
-    ]
-
-
-def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
-    """The targets of other data, with classes numbered as in the run's data."""
-    if new.task != old.task:
-        raise UsageError(where, ..., f"has {new.task}, must have {old.task}, as the run")
-    if new.task != "classes":
-        if new.classes != old.classes:
-            names = (", ".join(each.classes) for each in (new, old))
-            text = "has the columns {}, must have {}, as the run".format(*names)
-            raise UsageError(where, ..., text)
-        return new.y
-    # Classes are matched by name; or by number, unless the run's names are numbers themselves.
-    known = dict(zip(old.classes, range(len(old.classes)), strict=True))
-    allowed = f"those of the run, {', '.join(old.classes)}"
-    if not any(name.isdecimal() for name in old.classes):
-        allowed += ", or their numbers from 0"
-        if not set(new.classes) <= set(known):
-            known = {str(number): number for number in range(len(old.classes))}
-    for name in new.classes:
-        if name not in known:
-            raise UsageError(where, ..., f"has the class {name}, must have {allowed}")
-    return np.array([known[name] for name in new.classes])[new.y]
-
-
 def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], list[str]]:
     """(the selected runs of a folder that have the state, their predictions, why others are not).
 
@@ -169,7 +109,9 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
     metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
-        new = new_parts(f"--dataset={options.dataset}", data_flags.load(asked, like=old), old)
+        new = predictions.new_parts(
+            f"--dataset={options.dataset}", data_flags.load(asked, like=old), old
+        )
     which = predictions.chosen(runs)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
     found: dict[int, Predicted] = {}
@@ -196,32 +138,12 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
 def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
     """The scores of predictions. asked: names of metrics."""
     task, classes = runs.data.task, runs.data.dataset.classes
-    rows: list[dict[str, Any]] = []
-    counts = []
-    for of in found:
-        about = {"seed": of.seed, "round": of.round}
-        domains, clients = predictions.by_domain(of, task, asked)
-        for name, each in domains.items():
-            of_domain = {"by": "domain", "name": name, "domain": name, "split": each.split}
-            rows.append(about | of_domain | _numbers(each))
-        outputs, y = predictions.of_new_clients(of)
-        if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
-            if task.kind == "classes":
-                counts.append(confusion(outputs.argmax(1), y, len(classes)))
-            names, of_columns = _by_column(task.kind, outputs, y), _COLUMNS[task.kind][0]
-            rows += [
-                about | {"by": of_columns, "name": name, "score": score}
-                for name, score in zip(classes, names, strict=True)
-            ]
-        for one in clients:
-            of_client = {"by": "client", "name": str(one.client), "domain": one.domain}
-            rows.append(about | of_client | _numbers(one))
-    matrix = np.sum(counts, 0) if counts else None
+    rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
+    outputs, y = map(np.concatenate, zip(*map(predictions.of_new_clients, found), strict=True))
+    matrix = None
+    if task.kind == "classes" and outputs.shape[1] == len(classes):
+        matrix = confusion(outputs.argmax(1), y, len(classes))
     return Evaluated(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
-
-
-def _numbers(of: predictions.DomainScores | predictions.ClientScores) -> dict[str, Any]:
-    return {"examples": of.examples, "score": of.score, "loss": of.loss, **of.metrics}
 
 
 def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
@@ -231,45 +153,9 @@ def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndar
     return confusion_matrix(y, predicted, labels=range(num_classes))
 
 
-def _by_column(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """[K] the accuracy on each class or label, NaN without examples, or the error of each value."""
-    of = Predictions(kind, y, outputs)
-    if kind == "classes":
-        right, truth = of.predicted == y, of.truth
-        total = truth.sum(0)
-        return np.divide(right @ truth, total, out=np.full(len(total), np.nan), where=total > 0)
-    if kind == "values":
-        return abs(of.predicted.astype(np.float64) - of.truth).mean(0)
-    return (of.predicted == of.truth).mean(0)
-
-
-def columns(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:
-    """The predictions, a row per run and example. kind: of the targets. classes: their names."""
-    frames = []
-    for run in found:
-        for part, outputs in zip(run.parts, run.outputs, strict=True):
-            of = Predictions(kind, part.y, outputs)
-            frame: dict[str, Any] = {"seed": run.seed, "round": run.round, "index": part.rows}
-            frame |= {"domain": part.domain, "split": part.split}
-            client = part.client if part.client >= 0 else pd.NA
-            frame["client"] = pd.array([client] * len(part.y), dtype="Int64")
-            if kind == "classes":
-                names = np.array(classes, object)
-                frame |= {"target": names[part.y], "prediction": names[of.predicted]}
-            for k, name in enumerate(classes):
-                ending = "" if len(classes) == 1 else f"_{name}"
-                if kind != "classes":
-                    frame[f"target{ending}"] = of.truth[:, k]
-                    frame[f"prediction{ending}"] = of.predicted[:, k]
-                if kind != "values":
-                    frame[f"probability_{name}"] = of.probabilities[:, k]
-            frames.append(pd.DataFrame(frame))
-    return pd.concat(frames)
-
-
 def tables(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
-    column, of_column = _COLUMNS[of.kind]
+    column, of_column = predictions.COLUMNS[of.kind]
     parts = [_table(of, "domain", of.score, "domain", "split")]
     if len(of.classes) > 1 and column in set(of.scores["by"]):
         parts.append(_table(of, column, of_column, column))
@@ -413,7 +299,7 @@ def run(options: Options) -> str:
     where = f"Picture: {out}. Numbers: {numbers}."
     if to:
         to.parent.mkdir(parents=True, exist_ok=True)
-        files.write(to, columns(found, of.kind, of.classes).to_csv(index=False))
+        files.write(to, predictions.frame(found, of.kind, of.classes).to_csv(index=False))
         where += f" Predictions: {to}."
     if folder:
         written = [export.export(runs.run(index, options.state), folder) for index in which]

@@ -76,22 +76,9 @@ class Runs:
         return OneRun(self, index, state)
 
     def select(self, seed: int, number: int, state: str) -> "OneRun":
-        """The run that --seed and --run name: the one with this number among the runs of the seed.
-
-        Raises UsageError if there is none, or if it has no such state.
-        """
-        seeds = self.config.run.seeds
-        if seed not in seeds:
-            allowed = ", ".join(map(str, seeds))
-            text = f"must be one of {allowed}, those of {self.path}"
-            raise UsageError("--seed", seed, text)
+        """The run with this number among the runs of a seed."""
         indices = [index for index, run in enumerate(self.cell.runs) if run.seed == seed]
-        if not 0 <= number < len(indices):
-            text = f"must be in 0..{len(indices) - 1}, the runs of --seed={seed} in {self.path}"
-            raise UsageError("--run", number, text)
-        one = self.run(indices[number], state)
-        one.line()
-        return one
+        return self.run(indices[number], state)
 
     def algorithm(self, index: int = 0, *, rendered: bool = False) -> Algorithm:
         """The algorithm of a run, for predictions; its local training is not the run's.

@@ -2,29 +2,38 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
+import pandas as pd
 
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.parts import metrics
 from fedjax_inv_experiments.parts.metrics import Predictions
-from fedjax_inv_experiments.parts.objective import Task
+from fedjax_inv_experiments.parts.objective import ACCURACY, Measure, Task
 from fedjax_inv_experiments.reporting import finished, report
 from fedjax_inv_experiments.reporting.finished import OneRun, Runs
 from fedjax_inv_experiments.running import divergence, summary
 
 _BATCH = 256
+
+# What a column of the targets is called, and the score of one, by the kind of targets.
+COLUMNS = {
+    "classes": ("class", ACCURACY),
+    "labels": ("label", ACCURACY),
+    "values": ("value", Measure("absolute error", higher_is_better=False, is_share=False)),
+}
+
 
 # (a client's state, x [M, ...]) -> outputs [M, K]
 Predict = Callable[[Tree, Tree], np.ndarray]
@@ -60,27 +69,6 @@ class Scores(NamedTuple):
     loss: float  # mean
 
 
-class DomainScores(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The scores of the predictions for the examples of a domain."""
-
-    split: str
-    examples: int
-    score: float
-    loss: float
-    metrics: dict[str, float | None] = {}  # None: not defined
-
-
-class ClientScores(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A client's scores on its own examples, or those of its own network on all examples."""
-
-    client: int
-    domain: str
-    examples: int
-    score: float
-    loss: float
-    metrics: dict[str, float | None] = {}
-
-
 def own_parts(runs: Runs, seed: int) -> list[Part]:
     """The validation examples of each client, and the test examples, as in training."""
     assembled = runs.data
@@ -98,6 +86,56 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
     return [*parts, part(summary.test_name(runs.cell, names), "test", -1, test)]
+
+
+def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
+    """The parts of other data, one for each domain.
+
+    Raises UsageError for inputs of another shape, and for classes that the run does not know.
+    """
+    if old.words or new.words:
+        raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
+    if new.render is not None:
+        raise UsageError(where, ..., "must be stored as it is seen")
+    sample = jax.tree.map(lambda leaf: leaf[:1], old.x)
+    seen = jax.eval_shape(old.render, sample) if old.render else sample
+    here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
+    if here != there:
+        raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
+    y = _known_targets(where, new, old)
+    groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
+
+    def of_rows(rows: np.ndarray) -> Tree:
+        return jax.tree.map(lambda leaf: leaf[rows], new.x)
+
+    return [
+        Part(name, "new", -1, np.flatnonzero(rows), of_rows(rows), y[rows])
+        for name, rows in groups
+        if rows.any()
+    ]
+
+
+def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
+    """The targets of other data, with classes numbered as in the run's data."""
+    if new.task != old.task:
+        raise UsageError(where, ..., f"has {new.task}, must have {old.task}, as the run")
+    if new.task != "classes":
+        if new.classes != old.classes:
+            names = (", ".join(each.classes) for each in (new, old))
+            text = "has the columns {}, must have {}, as the run".format(*names)
+            raise UsageError(where, ..., text)
+        return new.y
+    # Classes are matched by name; or by number, unless the run's names are numbers themselves.
+    known = dict(zip(old.classes, range(len(old.classes)), strict=True))
+    allowed = f"those of the run, {', '.join(old.classes)}"
+    if not any(name.isdecimal() for name in old.classes):
+        allowed += ", or their numbers from 0"
+        if not set(new.classes) <= set(known):
+            known = {str(number): number for number in range(len(old.classes))}
+    for name in new.classes:
+        if name not in known:
+            raise UsageError(where, ..., f"has the class {name}, must have {allowed}")
+    return np.array([known[name] for name in new.classes])[new.y]
 
 
 def predictor(algorithm: Algorithm, server: Tree) -> Predict:
@@ -166,29 +204,51 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], Scores]:
     return scores
 
 
-def by_domain(
-    of: Predicted, task: Task, asked: Collection[str] = ()
-) -> tuple[dict[str, DomainScores], list[ClientScores]]:
-    """The scores by domain, and by client. asked: names of metrics."""
+def rows(
+    of: Predicted, task: Task, classes: Sequence[str], asked: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The scores of a run: by domain, by class (label, value) and by client, `by` and `name`.
+
+    classes: their names. asked: names of metrics; one that is not defined is None.
+    """
     scores = scorer(task)
+    found: list[dict[str, Any]] = []
 
-    def measured(outputs: np.ndarray, y: np.ndarray) -> tuple[Any, ...]:
-        found = metrics.values(asked, Predictions(task.kind, y, outputs))
-        return *scores(outputs, y), found
+    def add(by: str, name: str, y: np.ndarray, outputs: np.ndarray, **about: str) -> None:
+        measured = metrics.values(asked, Predictions(task.kind, y, outputs))
+        found.append({"by": by, "name": name, **about, **scores(outputs, y)._asdict(), **measured})
 
-    domains, clients = {}, []
     for name, split in dict.fromkeys((part.domain, part.split) for part in of.parts):
         mine = [i for i, part in enumerate(of.parts) if (part.domain, part.split) == (name, split)]
         y = np.concatenate([of.parts[i].y for i in mine])
         outputs = np.concatenate([of.outputs[i] for i in mine])
-        domains[name] = DomainScores(split, *measured(outputs, y))
-    for part, outputs in zip(of.parts, of.outputs, strict=True):
+        add("domain", name, y, outputs, domain=name, split=split)
+    outputs, y = of_new_clients(of)
+    if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
+        by, values = COLUMNS[task.kind][0], of_columns(task.kind, outputs, y).tolist()
+        found += [
+            {"by": by, "name": name, "score": value}
+            for name, value in zip(classes, values, strict=True)
+        ]
+    for part, part_outputs in zip(of.parts, of.outputs, strict=True):
         if part.client >= 0:
-            clients.append(ClientScores(part.client, part.domain, *measured(outputs, part.y)))
-    for client, outputs in of.by_client:
-        _, y = of_new_clients(of)
-        clients.append(ClientScores(client, "all", *measured(outputs, y)))
-    return domains, clients
+            about = {"domain": part.domain, "split": part.split}
+            add("client", str(part.client), part.y, part_outputs, **about)
+    for client, own in of.by_client:
+        add("client", str(client), y, own, domain="all", split="new")
+    return [{"seed": of.seed, "round": of.round, **each} for each in found]
+
+
+def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """[K] the accuracy on each class or label, NaN without examples, or the error of each value."""
+    of = Predictions(kind, y, outputs)
+    if kind == "classes":
+        right, truth = of.predicted == y, of.truth
+        total = truth.sum(0)
+        return np.divide(right @ truth, total, out=np.full(len(total), np.nan), where=total > 0)
+    if kind == "values":
+        return abs(of.predicted.astype(np.float64) - of.truth).mean(0)
+    return (of.predicted == of.truth).mean(0)
 
 
 def of_new_clients(of: Predicted) -> tuple[np.ndarray, np.ndarray]:
@@ -200,11 +260,28 @@ def of_new_clients(of: Predicted) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def metric_text(name: str, entries: Iterable[DomainScores | ClientScores]) -> str:
-    """A metric over the seeds in which it is defined, as text; "" if there are none."""
-    values = [entry.metrics[name] for entry in entries]
-    known = [value for value in values if value is not None]
-    return report.spread(known, ".4g") if known else ""
+def frame(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:
+    """The predictions, a row per run and example. kind: of the targets. classes: their names."""
+    frames = []
+    for run in found:
+        for part, outputs in zip(run.parts, run.outputs, strict=True):
+            of = Predictions(kind, part.y, outputs)
+            columns: dict[str, Any] = {"seed": run.seed, "round": run.round, "index": part.rows}
+            columns |= {"domain": part.domain, "split": part.split}
+            client = part.client if part.client >= 0 else pd.NA
+            columns["client"] = pd.array([client] * len(part.y), dtype="Int64")
+            if kind == "classes":
+                names = np.array(classes, object)
+                columns |= {"target": names[part.y], "prediction": names[of.predicted]}
+            for k, name in enumerate(classes):
+                ending = "" if len(classes) == 1 else f"_{name}"
+                if kind != "classes":
+                    columns[f"target{ending}"] = of.truth[:, k]
+                    columns[f"prediction{ending}"] = of.predicted[:, k]
+                if kind != "values":
+                    columns[f"probability_{name}"] = of.probabilities[:, k]
+            frames.append(pd.DataFrame(columns))
+    return pd.concat(frames)
 
 
 def of_folder(folder: Path, assembled: Assembled) -> Runs:

@@ -122,6 +122,12 @@ def spread(values: Sequence[float], form: str = ".1f") -> str:
     return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
 
 
+def metric_text(values: pd.Series) -> str:
+    """A metric over the seeds in which it is defined, as text; "" if there are none."""
+    known = values.dropna()
+    return spread([*known], ".4g") if len(known) else ""
+
+
 def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
     """A function from values of a score to their mean and standard deviation, as text."""
     return percent if measure.is_share else lambda values: spread(values, ".4g")

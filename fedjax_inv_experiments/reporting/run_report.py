@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pandas as pd
 
 from fedjax_inv.checks import UsageError
@@ -19,7 +19,6 @@ from fedjax_inv_experiments.reporting import (
     run_figures,
 )
 from fedjax_inv_experiments.reporting.finished import NotSaved
-from fedjax_inv_experiments.reporting.predictions import ClientScores, DomainScores
 from fedjax_inv_experiments.reporting.tables import Part
 from fedjax_inv_experiments.running import files
 from fedjax_inv_experiments.running.launch import FinishedCell
@@ -58,7 +57,7 @@ def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedC
     if config.watching.metrics:
         more = metrics_parts(assembled, folder, finished)
     else:
-        files.remove(folder / "metrics.json")
+        files.remove(folder / "metrics.csv")
     text = report.write(folder, results, title=title, paper=paper, rule=rule, more=more)
     cells = [evaluations.Cell(one.label, rule, one.folder, one.result) for one in finished]
     evaluations.write(folder / "runs.csv", cells)
@@ -83,25 +82,15 @@ def _others(folder: Path, finished: Sequence[FinishedCell]) -> list[str]:
     )
 
 
-class _Measured(msgspec.Struct, frozen=True):
-    """An entry of metrics.json: a run at the state that --select selects."""
-
-    algorithm: str  # with the settings in which the cells differ
-    held_out: str
-    seed: int
-    round: int
-    domains: dict[str, DomainScores]
-    clients: list[ClientScores]
-
-
 def metrics_parts(
     assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]
 ) -> list[Part]:
-    """Writes metrics.json, and returns the table of --metrics: a row for each cell and domain.
+    """Writes metrics.csv, and returns the table of --metrics: a row for each cell and domain.
 
     A line below the table names each run whose state is not there any more.
     """
-    watched, entries, rows = assembled.config.watching, [], []
+    watched, classes = assembled.config.watching, assembled.dataset.classes
+    rows: list[dict[str, Any]] = []
     lacking: list[str] = []
     is_alone = len(finished) == 1
     for cell in finished:
@@ -110,31 +99,32 @@ def metrics_parts(
             continue
         runs = predictions.of_folder(cell.folder, assembled)
         algorithm = runs.algorithm(chosen.indices[0])
-        of_cell: dict[str, list[DomainScores]] = {}
         for index in chosen.indices:
             picked = selection.picked_or_last(runs.result.runs[index], watched.select)
             # Another rule may have kept another state than this one's, but the last is there.
             is_last = picked.round == runs.result.runs[index].last.round
             one = runs.run(index, "last" if is_last else "best")
-            parts = predictions.own_parts(runs, one.run.seed)
+            own = predictions.own_parts(runs, one.run.seed)
             try:
-                found = predictions.predicted(one, algorithm, parts)
+                found = predictions.predicted(one, algorithm, own)
             except UsageError as error:
                 of = "" if is_alone else f" of {cell.label}, held out {chosen.held_out}"
                 why = f"its {error.why}" if isinstance(error, NotSaved) else str(error)
                 lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {why}.")
                 continue
-            scores = predictions.by_domain(found, assembled.task, watched.metrics)
-            entries.append(_Measured(cell.label, chosen.held_out, found.seed, found.round, *scores))
-            for name, of_domain in scores[0].items():
-                of_cell.setdefault(name, []).append(of_domain)
-        for name, seeds in of_cell.items():
-            row = {"metrics where selected": cell.label, "held out": chosen.held_out}
-            row |= {"domain": name, "split": seeds[0].split}
-            rows.append(row | {x: predictions.metric_text(x, seeds) for x in watched.metrics})
-    files.write_json(folder / "metrics.json", entries)
-    table: list[Part] = [pd.DataFrame(rows)] if rows else []
-    return table + (["\n".join(lacking)] if lacking else [])
+            about = {"algorithm": cell.label, "held_out": chosen.held_out}
+            scores = predictions.rows(found, assembled.task, classes, watched.metrics)
+            rows += [about | row for row in scores]
+    frame = pd.DataFrame(rows)
+    files.write(folder / "metrics.csv", frame.to_csv(index=False))
+    parts = ["\n".join(lacking)] if lacking else []
+    if not rows:
+        return [*parts]
+    keys = ["algorithm", "held_out", "domain", "split"]
+    of_domains = frame[frame["by"] == "domain"].groupby(keys, sort=False)
+    table = of_domains[[*watched.metrics]].agg(report.metric_text).reset_index()
+    heads = {"algorithm": "metrics where selected", "held_out": "held out"}
+    return [table.rename(columns=heads), *parts]
 
 
 def _title(config: Config) -> str:

@@ -27,7 +27,7 @@ from fedjax_inv_experiments import evaluate, show_data, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import network, partition
-from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.reporting import figures, predictions
 from fedjax_inv_experiments.running import launch
 from runs import no_figures, started
 
@@ -292,9 +292,9 @@ def test_new_tables_that_do_not_fit(old: Dataset, tmp_path: Path) -> None:
     first = old._replace(classes=("1", "2", "3"))
     other = first._replace(y=first.y[:2], x=first.x[:2], classes=("0", "2"))
     with pytest.raises(UsageError, match="class 0"):
-        evaluate._known_targets("new.npz", other, first)
+        predictions._known_targets("new.npz", other, first)
     named = first._replace(classes=("a", "b", "c"))
-    assert evaluate._known_targets("new.npz", other, named).tolist() == [2, 0]
+    assert predictions._known_targets("new.npz", other, named).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(
