@@ -243,9 +243,8 @@ def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
     """[K] the accuracy on each class or label, NaN without examples, or the error of each value."""
     of = Predictions(kind, y, outputs)
     if kind == "classes":
-        right, truth = of.predicted == y, of.truth
-        total = truth.sum(0)
-        return np.divide(right @ truth, total, out=np.full(len(total), np.nan), where=total > 0)
+        right, total = of.truth[of.predicted == y].sum(0), of.truth.sum(0)
+        return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
     if kind == "values":
         return abs(of.predicted.astype(np.float64) - of.truth).mean(0)
     return (of.predicted == of.truth).mean(0)
