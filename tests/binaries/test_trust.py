@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -20,7 +21,7 @@ from fedjax_inv.data import sources
 from fedjax_inv_experiments import evaluate, show_data, train
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import errors, outside
-from fedjax_inv_experiments.reporting.tables import table
+from fedjax_inv_experiments.reporting import tables
 from runs import Ran, no_figures, parsed, ran
 
 OWN = """
@@ -141,7 +142,7 @@ def test_names_from_data_are_safe_in_files_tables_and_terminals() -> None:
     assert len({name.casefold() for name in names}) == 3
     assert not any(set(name) & set("/|\\ ") for name in names)
     for form, text in (("markdown", "a\\|b"), ("latex", "\\$\\textbackslash{}input\\{x\\}")):
-        assert text in table(["a|b$\\input{x}"], {"name": lambda each: each}, form=form)
+        assert text in tables.text(pd.DataFrame({"name": ["a|b$\\input{x}"]}), form)
     assert errors.printable("a\x9b\u202eb\n±c") == "a\\x9b\\u202eb\n±c"
 
 
