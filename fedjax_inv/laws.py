@@ -40,7 +40,6 @@ from fedjax_inv.types import (
     Model,
     Shard,
     Tree,
-    Variables,
     Work,
 )
 
@@ -89,7 +88,7 @@ def in_floats(federation: Federation) -> Federation:
 def relaid(federation: Federation, clients: Sequence[int] | None = None) -> Federation:
     """Return some clients (None: all) in floats, their rows in another order, amid garbage.
 
-    The shapes are those of `federation`. Examples and rows of nobody else hold NaN, infinities and
+    The shapes are those of `federation`. All other examples and rows hold NaN, infinities and
     labels that are no class.
     """
     data, parts = in_floats(federation).data, federations.parts_of(federation)
@@ -112,8 +111,8 @@ def relaid(federation: Federation, clients: Sequence[int] | None = None) -> Fede
         start[client] = at
         order[at : at + len(parts[client])] = parts[client]
         at += len(parts[client]) + 1
-    spoilt_data = jax.tree.map(spoilt, data)
-    return Federation(spoilt_data, jnp.asarray(order), jnp.asarray(start), federation.size)
+    data = jax.tree.map(spoilt, data)
+    return Federation(data, jnp.asarray(order), jnp.asarray(start), federation.size)
 
 
 def schedule() -> Cohort:
@@ -217,12 +216,9 @@ def assert_finite(tree: Tree) -> None:
 
 def largest_difference(first: Tree, second: Tree) -> float:
     """Return the largest difference of two numbers at the same place of two trees."""
-    apart = jax.tree.map(
-        lambda a, b: float(np.abs(a.astype(float) - b.astype(float)).max(initial=0)),
-        plain(first),
-        plain(second),
-    )
-    return max(jax.tree.leaves(apart), default=0.0)
+    pairs = zip(*(jax.tree.leaves(plain(each)) for each in (first, second)), strict=True)
+    apart = (np.abs(a.astype(float) - b.astype(float)).max(initial=0) for a, b in pairs)
+    return float(max(apart, default=0.0))
 
 
 # An algorithm, and the runs that the laws compare.
@@ -271,7 +267,6 @@ class Case:
         self.factory, self.work = factory, work
         self.model = model or models.mlp(NUM_CLASSES, widths=(8,))
         self.hyperparameters = dict(hyperparameters or {})
-        self._as_given = jax.tree.flatten(self.hyperparameters)
         self.bytes = federation(data=data)
         self.federation = in_floats(self.bytes)
         self.schedule: Cohort = plain(schedule())
@@ -301,41 +296,25 @@ class Case:
             before, after = network(before), network(after)
         return largest_difference(before, after)
 
-    def _variables(self, key: Array) -> Variables:
-        x = self.bytes.data.x
-        return self.model.init(key, jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), x))
-
-    def _started(self, key: Array, variables: Variables) -> rounds.State:
-        return rounds.init(self.algorithm, variables, self.federation, key, history=HISTORY)
+    def _started(self, key: Array) -> rounds.State:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), self.bytes.data.x)
+        variables = self.model.init(key, zeros)
+        with _kept("variables", variables):
+            return rounds.init(self.algorithm, variables, self.federation, key, history=HISTORY)
 
     def trace(self) -> tuple[list[str], list[Array]]:
-        """Return the lines and the constants of a program of the start and a round.
+        """Return the lines and the constants of a program of the start and a round."""
+        algorithm = self.algorithm  # built outside of the trace
 
-        Raises an AssertionError if an argument is changed in place.
-        """
-        key, algorithm = jax.random.key(0), self.algorithm  # built outside of the trace
-
-        def traced(variables: Variables, cohort: Cohort, federation: Federation) -> Result:
-            # The arguments as the algorithm gets them, whose containers it could change.
-            given: dict[str, Any] = {
-                "hyperparameters": self.hyperparameters,
-                "variables": variables,
-            }
-            before = {"hyperparameters": self._as_given, "variables": jax.tree.flatten(variables)}
-            given["state"] = state = self._started(key, variables)
-            before["state"] = jax.tree.flatten(state)
+        def traced(cohort: Cohort, federation: Federation) -> Result:
+            state = self._started(jax.random.key(0))
             # New functions, of which no earlier trace is stored.
             exchanges = [e._replace(client=partial(e.client)) for e in algorithm.exchanges]
             fresh = algorithm._replace(exchanges=tuple(exchanges))
-            result = rounds.step(fresh, state, cohort, federation, axis=devices.chunked(1))
-            for name, (leaves, structure) in before.items():
-                now: Any = jax.tree.flatten(given[name])
-                kept = now[1] == structure and all(map(operator.is_, leaves, now[0]))
-                assert kept, f"{name} changed in place"
-            return result
+            with _kept("state", state):
+                return rounds.step(fresh, state, cohort, federation, axis=devices.chunked(1))
 
-        drawn = jax.eval_shape(self._variables, key)
-        program = jax.make_jaxpr(traced)(drawn, tree.take(self.schedule, 0), self.federation)
+        program = jax.make_jaxpr(traced)(tree.take(self.schedule, 0), self.federation)
         # Without the addresses of functions, in every trace another one.
         lines = re.sub(r" at 0x[0-9a-f]+", "", str(program)).splitlines()
         return lines, list(_constants(program))
@@ -349,11 +328,8 @@ class Case:
     def _drawn(self) -> rounds.State:
         assert self.traced  # or its error: without a round there is no run
 
-        def start(seed: Array) -> rounds.State:
-            key = jax.random.key(seed)
-            return self._started(key, self._variables(key))
-
-        return jax.jit(jax.vmap(start), compiler_options=self.options)(np.arange(2))
+        start = jax.vmap(lambda seed: self._started(jax.random.key(seed)))
+        return jax.jit(start, compiler_options=self.options)(np.arange(2))
 
     @cached_property
     def starts(self) -> list[rounds.State]:
@@ -461,6 +437,16 @@ class Case:
         return found
 
 
+@contextlib.contextmanager
+def _kept(name: str, tree: Tree) -> Iterator[None]:
+    """Assert that no container of a tree is changed in place."""
+    leaves, structure = jax.tree.flatten(tree)
+    yield
+    now: Any = jax.tree.flatten(tree)
+    same = now[1] == structure and all(map(operator.is_, leaves, now[0]))
+    assert same, f"{name} changed in place"
+
+
 def _stacked(trees: Iterable[Any]) -> Any:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
@@ -486,21 +472,20 @@ def seen(schedule: Cohort, results: Sequence[Result]) -> Tree:
     reported in a slot that the schedule leaves empty.
     """
 
-    def by_client(cohort: Cohort, report: rounds.Report) -> Tree:
-        there = np.asarray(cohort.present)
-        assert not report.present[~there].any(), "an empty slot is reported as present"
-        assert report.finite[~there].all(), "an empty slot is reported as not finite"
-        metrics = {name: np.where(report.present, m, 0) for name, m in report.metrics.items()}
-        return jax.tree.map(
-            lambda leaf: np.bincount(cohort.who[there], leaf[there].astype(float), NUM_CLIENTS),
-            (metrics, *report[1:]),
-        )
-
-    found = [
-        by_client(tree.take(schedule, t), report)
-        for t, (_, reports) in enumerate(results)
-        for report in reports
-    ]
+    found = []
+    for t, (_, reports) in enumerate(results):
+        who, there, _ = tree.take(schedule, t)
+        for metrics, present, finite, size in reports:
+            assert not present[~there].any(), "an empty slot is reported as present"
+            assert finite[~there].all(), "an empty slot is reported as not finite"
+            columns: dict[str, Any] = {"present": present, "finite": finite, "size": size}
+            columns |= {name: np.where(present, metric, 0) for name, metric in metrics.items()}
+            found.append(
+                {
+                    name: np.bincount(who[there], column[there].astype(float), NUM_CLIENTS)
+                    for name, column in columns.items()
+                }
+            )
     return {"state": results[-1][0], "reports": found}
 
 

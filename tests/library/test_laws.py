@@ -84,8 +84,8 @@ def compares_its_default(model: Model, work: Work, *, penalty: float = 0.5) -> A
 
 COUNT, RNG = itertools.count(1), np.random.default_rng(0)
 BUGS_OF_TRACES: dict[str, tuple[Any, str]] = {
-    "no arguments": (lambda model: None, "a_round_can_be_traced"),
-    "a number": (lambda model, work: 3, "a_round_can_be_traced"),
+    "takes no work": (lambda model: None, "a_round_can_be_traced"),
+    "returns a number": (lambda model, work: 3, "a_round_can_be_traced"),
     "asks for the round in Python": (asks_for_the_round_in_python, "a_round_can_be_traced"),
     "reports a vector": (
         stepping(lambda step: step._replace(metrics={"loss": jnp.zeros(1)})),
@@ -265,11 +265,6 @@ def test_the_difference_that_is_named_is_the_largest() -> None:
     other = {"a": np.array([0, 0.5, 0]), "b": np.array([1.0, 4.0, np.nan])}
     with pytest.raises(AssertionError, match=r"\['b'\].* 2: 2 and 4"):
         laws.assert_equal(first, other)
-    for wrong in (
-        {"a": np.full(3, 1e-5), "b": first["b"]},
-        {"a": first["a"], "b": np.array([1.0, 2.0, 3.0])},
-        {"a": np.zeros(2), "b": first["b"]},
-        {"a": first["a"]},
-    ):
+    for wrong in ({**first, "a": np.zeros(2)}, {"a": first["a"]}, {**first, "a": np.full(3, 1e-5)}):
         with pytest.raises(AssertionError):
             laws.assert_equal(first, wrong)
