@@ -248,15 +248,23 @@ def test_tables_in_latex(swept: tuple[Path, str], name: str) -> None:
 
 
 def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> None:
+    """Both are of each seed."""
+    of_domains = {
+        "fed_avg|x": {"0": [0.50, 0.60, 0.70], "45_%": [0.40, 0.50, 0.60]},
+        "fedipg": {"0": [0.71, 0.80, 0.89], "45_%": [0.79, 0.70, 0.61]},
+    }
     results = [
-        (name, finished(name, {0.1: GRID[name][0.1]}, held_out))
-        for name in ("fed_avg|x", "fedipg")
-        for held_out in ("0", "45_%")
+        (name, finished(name, {0.1: of}, held_out))
+        for name, by_domain in of_domains.items()
+        for held_out, of in by_domain.items()
     ]
-    test, differ, winners = rows_of(report.write(tmp_path, results, title="", paper={}))
-    assert test[0][1:5] == ["0", "45_%", "mean", "worst domain"]
-    assert test[2][1:5] == ["**70.0 ± 9.0**"] * 4
-    assert len({*differ[1][1:]}) == 1  # as both domains have the same scores
+    text = report.write(tmp_path, results, title="", paper={"fedipg": "94.3"})
+    test, differ, winners = rows_of(text)
+    ends = ["at round", "at the last round", "paper"]
+    assert test[0][1:] == ["0", "45_%", "mean", "worst domain", *ends]
+    tests = ["**70.0 ± 9.0**", "**60.0 ± 9.0**", "**65.0 ± 0.0**", "**57.3 ± 5.5**"]
+    assert test[2][1:] == [*tests, "10.0 ± 0.0", "**65.0 ± 0.0**", "94.3"]
+    assert differ[0][1:] == [*test[0][1:5], "at the last round"]
     assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
 
 

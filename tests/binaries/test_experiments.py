@@ -433,22 +433,6 @@ def test_labels_name_only_what_differs() -> None:
     assert len({each.name for each in cells}) == 3
 
 
-def test_leave_one_out_table_has_mean_and_worst_over_domains() -> None:
-    def cell(domain: str, accuracies: list[float]) -> tuple[str, Result]:
-        runs = []
-        for seed, accuracy in enumerate(accuracies):
-            picked = {"validation": line_of(int(10 * accuracy), accuracy)}
-            runs.append(RunResult(seed, {}, False, picked, line_of(20, accuracy / 2)))
-        return "fedavg", Result(cell_of(domain), runs)
-
-    rows = report.selected([cell("0", [0.1, 0.6]), cell("80", [0.3, 0.2])])
-    table = report.table(rows, {"fedavg": "94.3"})
-    (entries,) = table.to_numpy().tolist()
-    # Seeds: mean (0.2, 0.4), worst (0.1, 0.2).
-    at, last = "3.0 ± 1.4", "15.0 ± 7.1"
-    assert entries[3:] == ["30.0 ± 14.1", "15.0 ± 7.1", at, last, "94.3"]
-
-
 def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> None:
     """Neither a row nor a column goes, and no mean is over fewer domains than it says."""
 
