@@ -194,7 +194,7 @@ def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = 
 def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
     """Draws the confusions, or predictions of values, and the scores by domain, class and client.
 
-    A bar is a mean over seeds, and a dot a seed. Many bars are one line, the worst first.
+    Many bars are one line, the worst first.
 
     found: the predictions, for values.
     """
@@ -224,7 +224,8 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of.confusion, of.classes)
     elif has_left:
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
-    figures.entitle(figure, title)
+    marks = "\nbar or line: mean over seeds, dot: a seed"
+    figures.entitle(figure, title + marks * (of.scores["seed"].nunique() > 1))
     figures.save(figure, path)
 
 

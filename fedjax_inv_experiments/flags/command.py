@@ -7,9 +7,9 @@ the work, and a `Binary` that combines the two:
     class Options:
         run: str = flag("", "The folder of a finished run.")
 
-    def export(options: Options) -> str: ...
+    def evaluate(options: Options) -> str: ...
 
-    BINARY = command.of(export, Options, __doc__)
+    BINARY = command.of(evaluate, Options, __doc__)
 
     if __name__ == "__main__":
         command.main(BINARY)

@@ -234,7 +234,7 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
     )
     for axis, (label, each) in zip(axes, phases.items(), strict=True):
         outcome = each.outcome
-        for run, client in reversed([*np.ndindex(outcome.mean.shape)]):  # client 0 on top
+        for client, run in reversed([*np.ndindex(outcome.mean.T.shape)]):  # client 0 on top
             values = outcome.contributions[run, :, client]
             (at,) = np.isfinite(values).nonzero()
             color = "0.7" if client else "C3"

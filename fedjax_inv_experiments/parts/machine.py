@@ -63,7 +63,7 @@ class Running:
     keep_checkpoints: str = flag(
         "1",
         "How many checkpoints stay at the end of a run: the newest ones, or all; --state=ROUND of "
-        "evaluate, explain and export reads any of them.",
+        "evaluate reads any of them.",
         number_or("all", lowest=1),
     )
     nonfinite: str = flag(

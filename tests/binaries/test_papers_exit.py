@@ -164,7 +164,7 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     }
     assert points == {(6, values[0, 5, 0]), (6, values[0, 5, 1]), (6, values[1, 5, 1])}
     lines = [line.get_ydata() for line in axis.lines if line.get_marker() == "."]
-    expected = [values[run, :, client] for run in (1, 0) for client in (2, 1, 0)]
+    expected = [values[run, :, client] for client in (2, 1, 0) for run in (1, 0)]
     for line, each in zip(lines, expected, strict=True):
         np.testing.assert_array_equal(line, each[np.isfinite(each)])
 
