@@ -26,8 +26,10 @@ class Cell(NamedTuple):
 def write(path: Path, cells: Sequence[Cell]) -> None:
     """Writes the evaluations of cells as a csv file."""
     frame = to_dataframe(cells)
-    for name in frame.select_dtypes(bool):
-        frame[name] = frame[name].map({True: "true", False: "false"})  # as R and pandas read it
+    for name, values in frame.items():
+        is_bool = values.map(lambda value: isinstance(value, bool)).astype(bool)
+        if is_bool.any():  # as R and pandas read it
+            frame[name] = values.astype(object).mask(is_bool, values.astype(str).str.lower())
     files.write(path, frame.to_csv(index=False, lineterminator="\n"))
 
 

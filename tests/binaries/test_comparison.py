@@ -123,7 +123,7 @@ def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> 
         }
         of = (last.seed, last.hyper, last.diverged, picked, last)
         runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
-    settings = {"split": "all"} if method == "fedipg" else {}
+    settings = {"split": True} if method == "fedipg" else {}
     cell = Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
     return Result(cell, runs)
 
@@ -306,7 +306,7 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         )
         assert float(row["learning_rate"]) == one.hyper["learning_rate"]
         # A setting with the name of another column.
-        assert row["set.split"] == ("all" if name == "fedipg" else "")
+        assert row["set.split"] == ("true" if name == "fedipg" else "")
         assert (row["domain"], float(row["score"]), row["loss"]) == (domain, 0.25, "")
         assert row["split"] == ("test" if domain == "45_%" else "validation")
         assert float(row["test_score"]) == one.test_score
