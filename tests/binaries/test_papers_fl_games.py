@@ -14,6 +14,7 @@ from absl import flags
 from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.papers import fl_games, study
 from fedjax_inv_experiments.papers.study import Row
+from fedjax_inv_experiments.reporting import tables
 from fedjax_inv_experiments.running import loop
 from runs import no_figures
 
@@ -161,7 +162,7 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert [run["stops"][0]["round"] for run in runs] == [None, None]
     without = config.changed(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
-    text = study.table(fl_games.PAPER, methods, "colored_digits", done)
+    text = tables.text(study.table(fl_games.PAPER, methods, "colored_digits", done))
     first, second, third, _ = entries(text)
     last = [100 * run["last"]["test_score"] for run in game.only.runs]
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
@@ -172,9 +173,8 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
     assert third[1] == "none"  # no run diverged, so the rule picked none
     # The paper's numbers stand under their headings, whatever a row has of its own.
     cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done)
-    heads = [head.strip() for head in cifar.splitlines()[0].strip("|").split("|")]
-    assert entries(cifar)[0][heads.index("paper: test")] == "54.71±2.13"
-    assert entries(cifar)[2][heads.index("paper: rounds")] == "217.6"
+    assert cifar["paper: test"][0] == "54.71±2.13"
+    assert cifar["paper: rounds"][2] == "217.6"
 
 
 @pytest.mark.parametrize("study_name", ["classes", "clients", "steps"])
