@@ -51,7 +51,7 @@ FLAT: dict[str, Any] = {"rounds": 1, "progress": False, "devices": 1}
         {"devices": 64},
         {"variables": X},
     ],
-    ids=str,
+    ids=lambda settings: " ".join(settings),
 )
 def test_a_setting_of_fit(settings: dict[str, Any]) -> None:
     (name,) = settings
