@@ -37,10 +37,15 @@ _NAMES = {
 }
 _HEAD = ("fc.weight", "fc.bias")
 _COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not need it
-_CONVERT = (
-    'convert it by: python -c "import torch; from safetensors.torch import save_file; '
-    "save_file(torch.load('{path}'), '{stem}.safetensors')\""
+# Code that converts files of other kinds, by their suffix.
+_OF_TORCH = (
+    "import torch; from safetensors.torch import save_file; "
+    "save_file(torch.load('{path}'), '{stem}.safetensors')"
 )
+_CONVERT = dict.fromkeys((".pth", ".pt", ".bin"), _OF_TORCH) | {
+    ".npz": "import numpy; from safetensors.numpy import save_file; "
+    "save_file(dict(numpy.load('{path}')), '{stem}.safetensors')"
+}
 
 
 def load(path: str | Path, variables: Variables) -> Variables:
@@ -87,9 +92,10 @@ def pretrained(model: Model, path: str | Path) -> Model:
 
 def _read(path: str | Path) -> dict[str, Array]:
     """Return the arrays of a file by torchvision's names, in our layouts."""
-    if Path(path).suffix in (".pth", ".pt", ".bin"):
-        text = _CONVERT.format(path=path, stem=Path(path).with_suffix(""))
-        raise UsageError("path", path, f"must be a .safetensors file; {text}")
+    if Path(path).suffix in _CONVERT:
+        code = _CONVERT[Path(path).suffix].format(path=path, stem=Path(path).with_suffix(""))
+        text = f'must be a .safetensors file; convert it by: python -c "{code}"'
+        raise UsageError("path", path, text)
     arrays = {key: a for key, a in saved.read(path).items() if not key.endswith(_COUNTER)}
     # Theirs [out, in, ...], ours [..., in, out].
     return {

@@ -129,7 +129,7 @@ class Start(Record, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The record beside a study's table, or masks of `explain`: how they came about.
+    """The record beside a study's table: how it came about.
 
     `commit`, `processor` and `versions` say "several" for what was not the same in all runs.
     """

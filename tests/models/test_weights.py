@@ -155,6 +155,14 @@ def test_a_torch_file_is_refused_with_the_line_that_converts_it(tmp_path: Path) 
         weights.pretrained(tiny(), tmp_path / "resnet18.pth")
 
 
+def test_an_npz_is_refused_with_the_line_that_converts_it(tmp_path: Path) -> None:
+    np.savez(tmp_path / "resnet18.npz", **torchvision())
+    with pytest.raises(UsageError) as refused:
+        weights.pretrained(tiny(), tmp_path / "resnet18.npz")
+    exec(str(refused.value).split('"')[-2])
+    weights.load(tmp_path / "resnet18.safetensors", shapes_of(tiny()))
+
+
 def shapes_of(model: Model, channels: int = 1) -> Variables:
     return jax.eval_shape(model.init, KEY, np.zeros((1, 8, 8, channels), np.float32))
 
