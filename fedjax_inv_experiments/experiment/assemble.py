@@ -54,13 +54,6 @@ Splits = Mapping[int, Split]  # by seed
 Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
 
 
-class Kept(NamedTuple):
-    """The bytes of what one run keeps."""
-
-    server: int  # all but the states of clients
-    client: int  # the state of one client
-
-
 class Prepared(NamedTuple):
     """A cell that is ready to be compiled."""
 
@@ -85,10 +78,8 @@ class Assembled(NamedTuple):
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     splits: Mapping[str | None, Splits]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
-    num_bytes: int  # of a network
     task: Task
-    counted: dict[str, Kept]  # by the label of a cell, as soon as they are counted
-    scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, likewise
+    scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, once they are needed
 
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
@@ -179,16 +170,7 @@ class Assembled(NamedTuple):
     def check_fit(self) -> None:
         """Raises UsageError if an algorithm's settings do not fit the network."""
         for cell in {cell.label: cell for cell in self.cells}.values():
-            self.kept(cell)
-
-    def kept(self, cell: Cell) -> Kept:
-        """What a run of a cell keeps, counted on shapes.
-
-        Raises UsageError if the algorithm's settings do not fit the network.
-        """
-        if cell.label not in self.counted:
-            self.counted[cell.label] = _kept(self, cell)
-        return self.counted[cell.label]
+            _check_start(self, cell)
 
 
 def algorithm(
@@ -299,7 +281,6 @@ def assemble(
     if config.partition.wrong_labels:
         splits, copied = _with_wrong_labels(config, first, splits)
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
-    of_network = num_bytes(shapes)
     assembled = Assembled(
         config,
         loaded,
@@ -310,9 +291,7 @@ def assemble(
         source,
         splits,
         variables,
-        of_network,
         task,
-        counted={},
         scalers={},
     )
     _check_watching(assembled)
@@ -372,7 +351,8 @@ def _flag_of_model(chosen: network.Network, variables: Variables) -> str:
     return "model" if chosen.cut < 0 else "cut"
 
 
-def _kept(assembled: Assembled, cell: Cell) -> Kept:
+def _check_start(assembled: Assembled, cell: Cell) -> None:
+    """Raises UsageError if a run of a cell cannot start; nothing is computed."""
     config = assembled.config
     model, hyper = assembled.model, cell.runs[0].hyper
     built = algorithm(config, cell, model, assembled.task, hyper, Sizes())
@@ -389,7 +369,7 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
     try:
         # These sizes cause an error below.
         with warnings.catch_warnings(action="ignore"):
-            state = jax.eval_shape(init, variables, sizes, key)
+            jax.eval_shape(init, variables, sizes, key)
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
         names["model"] = _flag_of_model(config.model, variables)
@@ -397,8 +377,6 @@ def _kept(assembled: Assembled, cell: Cell) -> Kept:
     except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"
         raise flag_error("algorithm", cell.label, text) from None
-    server = num_bytes(state._replace(clients=()))
-    return Kept(server, num_bytes(state.clients) // number)
 
 
 def num_bytes(shapes: Tree) -> int:
