@@ -154,7 +154,7 @@ _Part = tuple[Examples, Inputs]
 
 
 class _Parts:
-    """Reads parts and places them on the devices.
+    """Reads parts, all in one thread, and places them on the devices.
 
     Attributes:
       length: the rounds of a part.
@@ -177,7 +177,9 @@ class _Parts:
         self._kinds = [type(each) for each in shards]
         self._held_out = [_Shards(*map(np.asarray, each)) for each in shards]
         none: Any = ()
-        self._inputs = inputs._replace(train=none, valid=none, test=none, detailed=None)
+        others = inputs._replace(train=none, valid=none, test=none, detailed=None)
+        # From the host, or a part would wait for the rounds on the devices that compute them.
+        self._inputs = others if layout.mesh is None else jax.device_get(others)
         self._thread = ThreadPoolExecutor(1, "reads-examples")
         self._ahead: tuple[int, Future[_Part]] | None = None  # of the round that is named
         self._num_runs = len(self._train.size)
@@ -230,7 +232,7 @@ class _Parts:
         """Return the part that begins with a round, which is usually read already."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != first:
-            return self._read_rounds(first)
+            return self._thread.submit(self._read_rounds, first).result()
         return ahead[1].result()
 
     def read_ahead(self, first: int) -> None:
@@ -259,7 +261,7 @@ class _Parts:
     @functools.cached_property
     def first_evaluated(self) -> _Part:
         """The first part of an evaluation. It stays on the devices."""
-        return self._read_evaluated(0)
+        return self._thread.submit(self._read_evaluated, 0).result()
 
     def _read_evaluated(self, number: int) -> _Part:
         rows, held_out = _Rows(self._num_runs, self._evaluated_room), []
