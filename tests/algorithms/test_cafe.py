@@ -215,6 +215,14 @@ def test_the_leading_direction_is_that_of_the_singular_value_decomposition() -> 
     np.testing.assert_allclose(abs(got @ expected), 1, atol=1e-5)
 
 
+def test_nan_stays_nan() -> None:
+    matrix = np.array([[3, np.nan], [1, 2]])
+    assert np.isnan(cafe.leading_direction(matrix)).all()
+    np.testing.assert_allclose(cafe.unit(matrix), [[np.nan] * 2, matrix[1] / 5**0.5], rtol=1e-6)
+    unit = np.array([1.0, 0])
+    assert np.isnan(cafe.orthogonal(unit * np.nan, unit)).all()
+
+
 def test_nothing_has_no_direction_and_no_bad_gradient() -> None:
     """Neither a zero momentum, nor zero features, nor zero rows, nor parallel directions."""
     zeros, some = jnp.zeros((4, 3)), jnp.arange(12.0).reshape(4, 3)

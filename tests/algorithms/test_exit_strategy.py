@@ -1,5 +1,6 @@
 """The exit strategy against closed forms, and against the paper's rule in NumPy, in float64."""
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -13,11 +14,8 @@ import pytest
 
 import federations as tiny
 from federations import assert_equal, plain
-from fedjax_inv import devices, local, models, objectives, rounds, tree
-from fedjax_inv.algorithms import (
-    exit_strategy,
-    fedavg,
-)
+from fedjax_inv import devices, freezing, local, missing, models, objectives, rounds, tree
+from fedjax_inv.algorithms import ditto, exit_strategy, fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree, Work
@@ -445,6 +443,27 @@ def test_a_round_is_as_long_as_its_local_steps(monkeypatch: pytest.MonkeyPatch) 
         known: Any = train._replace(learning_rate=RATE)
         found: Any = exit_strategy.exit_strategy(MODEL, known, step_size=None)
         np.testing.assert_allclose(found(size), RATE * np.array(numbers), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model, train: missing.reuse(fedavg.fedavg(model, train)),
+        lambda model, train: freezing.train_only(
+            lambda part: fedavg.fedavg(part, train), model, ("head",)
+        ),
+        ditto.ditto,
+    ],
+    ids=["reuse", "train_only", "ditto"],
+)
+def test_what_would_go_on_with_who_has_left_is_refused(
+    make: Callable[[Model, Work], Algorithm],
+) -> None:
+    """A memory would average them, frozen parameters count, and own networks stay as they are."""
+    model, held, key = tiny.mlp(), tiny.federation(), jax.random.key(0)
+    algorithm = exit_strategy.wrap(make(model, tiny.steps(0.1)))
+    with pytest.raises(UsageError, match="algorithm"):
+        jax.eval_shape(lambda: rounds.init(algorithm, tiny.initial(model, key), held, key))
 
 
 def test_no_share_of_a_negative_median_is_asked_for() -> None:

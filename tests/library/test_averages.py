@@ -82,6 +82,13 @@ def test_rows_of_the_paper_are_means_of_equal_chunks(rows: int, num_real: int) -
     check(told, set(np.flatnonzero(real).tolist()), [each] * rows if each else [])
 
 
+def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
+    large = jnp.full((300, 2), 1000, jnp.float16)
+    numbers, mask = averages.as_numbers(large), jnp.ones(300, bool)
+    means = averages.chunk_means(numbers, large[:, :1], mask, jax.random.key(0), 300)
+    np.testing.assert_array_equal(means.x[0], 1000)
+
+
 def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     real = np.arange(NUM) < 12
     x, y, mask = masked(real)

@@ -453,6 +453,35 @@ def test_inputs_and_targets_of_frames_have_the_same_rows() -> None:
         trained()[0].evaluate(x, y)
 
 
+def test_columns_of_frames_have_one_order() -> None:
+    """Of clients, in the test, and where a result predicts."""
+    x, other = labelled(X[:40], range(40)), labelled(X[40:], range(8))
+    other.columns = ("a", "c", "b")
+    with pytest.raises(UsageError, match="data"):
+        clients.of_arrays([(x[:20], Y[:20]), (other, Y[40:])])
+    assert clients.columns_of([(X[:20], Y[:20]), (x, Y[:40])]) == ["a", "b", "c"]
+    train = functools.partial(
+        fit, fedavg.fedavg, MODEL, x, Y[:40], CLIENT, rounds=1, progress=False, devices=1
+    )
+    with pytest.raises(UsageError, match="test"):
+        train(test=(other, Y[40:]))
+    fitted = train()
+    with pytest.raises(UsageError, match="x"):
+        fitted.predict(other)
+    other.columns = x.columns
+    np.testing.assert_array_equal(fitted.predict(other), fitted.predict(X[40:]))
+
+
+def test_numbers_of_clients_may_be_above_32_bits_and_arrays_of_any_byte_order() -> None:
+    client = np.arange(40, dtype=np.uint64) % C * np.uint64(2**62) + np.uint64(5)
+    x, y, parts = clients.of_arrays(X[:40].astype(">f4"), Y[:40].astype(">i8"), client)
+    assert [int(client[rows[0]]) for rows in parts] == [5 + k * 2**62 for k in range(C)]
+    np.testing.assert_array_equal(x, X[:40].astype(np.float32))
+    np.testing.assert_array_equal(y, Y[:40])
+    assert x.dtype.isnative
+    assert y.dtype.isnative
+
+
 def test_features_of_8_bits_are_numbers_and_images_are_scaled() -> None:
     x = (X > 0).astype(np.uint8)
     (found, *_), (number, *_) = (clients.of_arrays([(each, Y)]) for each in (x, x.astype(int)))

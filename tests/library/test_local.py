@@ -299,6 +299,12 @@ def test_epochs_of_as_many_batches_do_the_steps_that_they_do_without_knowing_it(
     assert trained.num_steps.tolist() == [most, 0, most]
 
 
+def test_a_client_of_more_or_fewer_batches_than_all_are_said_to_have_trains_to_nan() -> None:
+    run = program(functools.partial(local.epochs, num_batches=2), 2, 4, batch_size=2)
+    params = trained_with(run, np.array([4, 3, 0, 5, 2])).local.variables.params
+    assert np.isfinite(params.body).all(1).tolist() == [True, True, True, False, False]
+
+
 @pytest.mark.parametrize("make", [local.epochs, local.steps, local.full_batch])
 def test_on_an_accelerator_a_loop_of_known_length_leaves_what_one_of_unknown_length_does(
     make: Callable[..., Work],

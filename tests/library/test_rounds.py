@@ -13,6 +13,7 @@ import pytest
 import federations
 from federations import assert_equal
 from fedjax_inv import aggregators, devices, local, rounds, tree
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -341,6 +342,24 @@ def test_a_nonfinite_upload_is_reported_and_dropped_on_demand(drop: bool) -> Non
     assert set(received(state)) == ({0, 4} if drop else {0, 4, INFINITE, NAN})
     if not drop:
         assert np.isnan(received(state)[NAN]["heard"])
+
+
+def test_a_round_of_nothing_but_nan_is_unattended() -> None:
+    who = [NAN, 1, 0, 2, 4]
+    schedule = once(who, [client in (NAN, 1) for client in who])
+    before = start(poisonous)
+    ((after, (report,)),) = steps(poisonous, schedule, before, drop_nonfinite=True)
+    # An absent client counts as finite, whatever it returned.
+    assert_equal(report.finite, np.array([client != NAN for client in who]))
+    assert_equal((after.server, after.clients), (before.server, before.clients))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_parameters_in_half_precision_are_refused(dtype: Any) -> None:
+    """The sum of numbers of examples, by which the server divides, may be infinite in float16."""
+    variables = {"scale": jnp.zeros(2), "w": jnp.zeros(3, dtype)}
+    with pytest.raises(UsageError, match="variables"):
+        rounds.init(one(), variables, FEDERATION, jax.random.key(0))
 
 
 def test_a_client_with_more_examples_than_a_full_batch_is_reported() -> None:
