@@ -227,4 +227,6 @@ def _in_chunks(fn: Fn, add: Add, init: Tree, slots: Tree, at_once: int) -> tuple
         return add(sums, uploads, chunk), results
 
     sums, results = jax.lax.scan(body, init, chunks)
-    return sums, jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:])[:length], results)
+    # Not -1, which no reshape finds for arrays without elements.
+    whole = jax.tree.map(lambda a: a.reshape(a.shape[0] * at_once, *a.shape[2:]), results)
+    return sums, jax.tree.map(lambda a: a[:length], whole)

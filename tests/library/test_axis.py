@@ -16,7 +16,7 @@ NAME = devices.CLIENTS
 def fn(turn: tuple[Tree, Array]) -> tuple[Tree, Tree]:
     """Upload something for an absent slot (all zeros) too, which `add` must ignore."""
     slot, local_index = turn
-    return {"square": slot["x"] ** 2}, (slot["x"] + 1, local_index)
+    return {"square": slot["x"] ** 2}, (slot["x"] + 1, local_index, jnp.zeros((0, 2)))
 
 
 def add(sums: Tree, uploads: Tree, turns: tuple[Tree, Array]) -> Tree:
@@ -32,7 +32,8 @@ def run(axis: devices.Axis, who: Array, present: Array, x: Array, num_clients: i
     slots = {"x": x, "position": jnp.arange(len(x)), "present": present}
     mine = axis.assign(slots, who, present, num_clients)
     init = {"sum": jnp.zeros(2), "any": jnp.zeros(len(x), bool)}
-    sums, (results, local_index) = axis.fold(fn, add, init, (mine.slots, mine.local_index))
+    sums, (results, local_index, none) = axis.fold(fn, add, init, (mine.slots, mine.local_index))
+    assert none.shape == (len(local_index), 0, 2)
     client = axis.local_clients(num_clients)[local_index]
     return sums, *mine.gather((results, client))
 
