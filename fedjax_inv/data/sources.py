@@ -284,8 +284,8 @@ def _not_found(name: str, tfds_dir: Path) -> str:
         return f"must be a data set, a file that ends in {endings} in small letters, unpacked"
     return (
         f"must be a data set, did you mean {near}? "
-        "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image, "
-        "of Sentiment140's .csv or of LEAF's .json"
+        "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image "
+        "or of x.npy and y.npy, of Sentiment140's .csv or of LEAF's .json"
     )
 
 

@@ -226,9 +226,12 @@ def rows(
     outputs, y = of_new_clients(of)
     if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
         by, values = COLUMNS[task.kind][0], of_columns(task.kind, outputs, y).tolist()
+        sizes = [len(y)] * len(classes)
+        if task.kind == "classes":
+            sizes = np.bincount(y, minlength=len(classes)).tolist()
         found += [
-            {"by": by, "name": name, "score": value}
-            for name, value in zip(classes, values, strict=True)
+            {"by": by, "name": name, "examples": size, "score": value}
+            for name, size, value in zip(classes, sizes, values, strict=True)
         ]
     for part, part_outputs in zip(of.parts, of.outputs, strict=True):
         if part.client >= 0:

@@ -353,6 +353,7 @@ def test_an_evaluation_on_other_data(
         np.testing.assert_allclose(by["domain"].loc[["a", "b"], "score"], expected)
         found = by["class"]["score"].isna().tolist()
         assert found == [True] * 5 + [False] * 5
+        assert by["class"]["examples"].tolist() == np.bincount(y[some]).tolist()
         # Each client's own network, on all of it.
         assert by["client"].index.tolist() == ["0", "1"]
         assert set(by["client"]["examples"]) == {len(right)}
