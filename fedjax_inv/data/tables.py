@@ -226,8 +226,8 @@ def _check_names(names: Sequence[str], roles: Roles) -> None:
         if count > 1:
             raise ValueError(f"must name each column differently, two are called {name!r}")
         if _INDEX.fullmatch(name) and name not in needed:
-            text = "a frame's index: write it with index=False, or ignore it"
-            raise ValueError(f"has a column {name!r}, {text}")
+            text = f"has a column {name!r}, a frame's index: write it with index=False"
+            raise ValueError(f"{text}, or ignore it" if name else text)
     for name, role in needed.items():
         near = [other for other in names if other.lower() == name]
         if name not in names and name == role and near:
