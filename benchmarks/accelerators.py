@@ -36,14 +36,14 @@ from jax.sharding import (
 )
 
 from benchmarks import frame, hlo
+from experiments.experiment import assemble, command_line
+from experiments.experiment.config import Config
+from experiments.flags import command
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import communication, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
 from fedjax_inv.types import Cohort, Federation, Tree
-from fedjax_inv_experiments.experiment import assemble, command_line
-from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.flag import at_least, flag
 
 _USABLE = 0.7  # the part of a device's memory that a program may take
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from tabulate import tabulate
 
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.command import Binary
+from experiments.flags import command
+from experiments.flags.command import Binary
 
 median = statistics.median
 

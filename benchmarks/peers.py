@@ -27,9 +27,9 @@ import jax
 import numpy as np
 
 from benchmarks import frame, workloads
+from experiments.flags import command
+from experiments.flags.flag import POSITIVE, at_least, flag
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.flag import POSITIVE, at_least, flag
 
 PEERS = ("pytorch", "pfl", "fedlab", "flower")
 RUNNERS = Path(__file__).parent / "peers"

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import frame, workloads
+from experiments.flags import command
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import averaging
 from fedjax_inv.types import Batch
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.flag import at_least, flag
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,13 +15,13 @@ import numpy as np
 import optax
 
 from benchmarks import frame
+from experiments.flags import command
+from experiments.flags import names as registry
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import local, rounds
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
 from fedjax_inv.types import Exchange, Shard, Visit
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags import names as registry
-from fedjax_inv_experiments.flags.flag import at_least, flag
 
 _NUM_BATCHES = 4  # batches of a client
 

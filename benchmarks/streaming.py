@@ -20,14 +20,14 @@ import numpy as np
 import optax
 
 from benchmarks import frame
+from experiments.flags import command
+from experiments.flags.flag import at_least, flag
 from fedjax_inv import local, models, program, schedules
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
 from fedjax_inv.devices import ClientShards, Layout, SharedExamples
 from fedjax_inv.types import Cohort, Tree
-from fedjax_inv_experiments.flags import command
-from fedjax_inv_experiments.flags.flag import at_least, flag
 
 _SIZE = 20  # examples of a client
 _BLOCK = 10_000  # clients that are made at once

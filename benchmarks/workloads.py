@@ -9,13 +9,13 @@ import numpy as np
 import optax
 
 from benchmarks import frame
+from experiments.flags.flag import flag
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.devices import chunked
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array, Cohort, Federation, Model
-from fedjax_inv_experiments.flags.flag import flag
 
 
 class Workload(NamedTuple):

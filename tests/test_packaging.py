@@ -11,7 +11,8 @@ import pytest
 from fedjax_inv import __version__
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("fedjax_inv", "fedjax_inv_experiments")
+# The folders, and the packages as which they are installed.
+PACKAGES = {"fedjax_inv": "fedjax_inv", "experiments": "fedjax_inv_experiments"}
 
 
 def test_the_wheel_has_every_file_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +30,9 @@ def test_the_wheel_has_every_file_of_the_packages(monkeypatch: pytest.MonkeyPatc
     listed = subprocess.run(
         ["git", "ls-files", *PACKAGES], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert not {*listed.stdout.split()} - found
+    folders = (file.partition("/")[::2] for file in listed.stdout.split())
+    assert not {f"{PACKAGES[folder]}/{file}" for folder, file in folders} - found
+    assert not any(file.startswith("experiments/") for file in found)
 
 
 def test_the_version_is_that_of_the_pages() -> None:
@@ -60,9 +63,13 @@ def test_no_import_runs_in_a_circle() -> None:
         found = {each.name for node in nodes if isinstance(node, ast.Import) for each in node.names}
         for node in nodes:
             for each in node.names if isinstance(node, ast.ImportFrom) else ():
-                whole = f"{node.module}.{each.name}"
-                found.add(whole if whole in known else str(node.module))
+                inside = path.parts[: len(path.parts) - node.level] if node.level else ()
+                module = ".".join([*inside, *filter(None, [node.module])])
+                whole = f"{module}.{each.name}"
+                found.add(whole if whole in known else module)
         imports[name] = found & known
     assert {*TopologicalSorter(imports).static_order()} == known  # or it raises CycleError
     of_library = set().union(*(imports[name] for name in known if name.startswith("fedjax_inv.")))
-    assert not {name for name in of_library if name.startswith("fedjax_inv_experiments")}
+    assert not {
+        name for name in of_library if name.startswith(("experiments", "fedjax_inv_experiments"))
+    }

@@ -1,0 +1,495 @@
+"""From all flags to an experiment: its grid, network and data, and each cell ready to compile."""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import checks, freezing, program, rounds
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.devices import Layout
+from fedjax_inv.models import Scaling
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Federation,
+    Model,
+    Tree,
+    Variables,
+)
+
+from ..experiment import grid, scaling
+from ..experiment.config import Config
+from ..experiment.grid import Cell
+from ..flags.flag import flag_error, in_flags
+from ..flags.names import facts
+from ..flags.outside import is_outside
+from ..parts import data as data_flags
+from ..parts import (
+    environment,
+    machine,
+    method,
+    network,
+    objective,
+    participation,
+    partition,
+    server,
+    training,
+    watching,
+)
+from ..parts.environments.kind import Source
+from ..parts.objective import Task
+from ..parts.training import Sizes
+
+Splits = Mapping[int, Split]  # by seed
+# (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
+Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
+
+
+class Prepared(NamedTuple):
+    """A cell that is ready to be compiled."""
+
+    experiment: program.Experiment  # common to all its runs
+    inputs: program.Inputs  # of its runs
+    groups: list[str]  # names of the validation groups
+    sizes: Sizes
+    data: Examples
+    layout: Layout  # of data and inputs
+
+
+class Assembled(NamedTuple):
+    """An experiment: the grid, the network, and the data with their splits among clients."""
+
+    config: Config
+    loaded: Dataset  # as it was read, before environments
+    dataset: Dataset  # of the first seed, with its environments
+    model: Model
+    cells: list[Cell]
+    # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
+    data: Examples
+    source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
+    splits: Mapping[str | None, Splits]  # by held-out domain
+    variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
+    task: Task
+    scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, once they are needed
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """A cell, ready to be compiled."""
+        config, splits = self.config, self.splits[cell.held_out]
+        watched = config.watching
+        inputs = program.inputs(
+            cell.runs,
+            splits,
+            pooled=facts(cell.algorithm).pooled,
+            watch_examples=watched.watch_examples,
+            warm_start=lambda sizes: watching.warm_start(watched, config.clients.batch_size, sizes),
+            variables=self.variables,
+            scaling=self.scaling(cell.held_out),
+            num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
+            source=self.source,
+        )
+        groups = program.group_names([splits[run.seed] for run in cell.runs])
+        sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
+        common = experiment(config, cell, self.model, self.task, len(groups), sizes)
+        return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+
+    def as_seen(self, held_out: str | None, seed: int) -> tuple[Dataset, Split]:
+        """(the data set with the labels that clients have, the split as rows of it).
+
+        seed: one of the first draw.
+        """
+        dataset, split = self.dataset, self.splits[held_out][seed]
+        if not self.config.partition.wrong_labels:
+            return dataset, split
+        order, y = np.asarray(split.train.order), np.asarray(self.data.y)
+        labels = dataset.y.copy()
+        labels[self.source[order]] = y[order]
+        train, valid, test = (each._replace(order=self.source[order]) for each in split[:3])
+        return dataset._replace(y=labels), split._replace(train=train, valid=valid, test=test)
+
+    def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
+        """The shift and scale of the network's inputs, by seed; None if it has none."""
+        if not network.is_scaled(self.config.model, self.dataset):
+            return None
+        found = {seed: self._scaler(held_out, seed) for seed in self.splits[held_out]}
+        standardise = self.config.model.standardise
+        return {
+            seed: scaling.of_scaler(self.dataset, each, standardise) for seed, each in found.items()
+        }
+
+    def scaling_record(self, held_out: str | None) -> dict[str, Any] | None:
+        """The same as values of JSON, with the names of the features; None if there is none."""
+        of_seed = self.scaling(held_out)
+        if of_seed is None:
+            return None
+        by_seed = {str(seed): scaling.record(self.dataset, of) for seed, of in of_seed.items()}
+        count = len(next(iter(of_seed.values())).scale)
+        return {"features": scaling.feature_names(self.dataset, count), "seeds": by_seed}
+
+    def scale_warning(self) -> str:
+        """A line about features of very different scales; "" with --standardise or no vectors."""
+        dataset = self.dataset
+        is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
+        if self.config.model.standardise or not is_vector:
+            return ""
+        held_out, of_seed = next(iter(self.splits.items()))
+        return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
+
+    def _scaler(self, held_out: str | None, seed: int) -> Any:
+        """The scaler that has seen the training examples of a run."""
+        if (held_out, seed) not in self.scalers:
+            x, split = jax.tree.map(np.asarray, self.data.x), self.splits[held_out][seed]
+            self.scalers[held_out, seed] = scaling.of_clients(self.dataset, x, split)
+        return self.scalers[held_out, seed]
+
+    def layout(self, cell: Cell) -> Layout:
+        """The layout of a cell's runs and clients on devices.
+
+        Raises UsageError if there are too few devices.
+        """
+        return machine.layout(self.config.run, self._load(cell))
+
+    def streams(self, cell: Cell) -> bool:
+        """Whether a cell's examples stay on the host, but for those that the next rounds need."""
+        return machine.streams(self.config.run, self._load(cell))
+
+    def _load(self, cell: Cell) -> machine.Load:
+        num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
+        number = 1 if facts(cell.algorithm).pooled else num_clients
+        slots = self.config.participation.slots(number)
+        return machine.Load(len(cell.runs), number, slots, num_bytes(self.data))
+
+    def check_fit(self) -> None:
+        """Raises UsageError if an algorithm's settings do not fit the network."""
+        for cell in {cell.label: cell for cell in self.cells}.values():
+            _check_start(self, cell)
+
+
+def algorithm(
+    config: Config,
+    cell: Cell,
+    model: Model,
+    task: Task,
+    hyper: Mapping[str, float | Array],
+    sizes: Sizes,
+) -> Algorithm:
+    """The algorithm of a cell with one run's hyperparameters, whose values may be tracers.
+
+    Raises UsageError for a value out of range.
+    """
+    method.check_settings(cell.settings)
+    arguments = {**cell.settings, **hyper}
+    work = training.work(config.clients, arguments.pop("learning_rate"), sizes)
+    server_rate = arguments.pop("server_learning_rate", None)
+    if server_rate is not None:
+        arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
+
+    def build(model: Model) -> Algorithm:
+        return method.algorithm(cell.algorithm, model, work, task, arguments)
+
+    trained = config.model.train_only
+    plain = freezing.train_only(build, model, trained) if trained else build(model)
+    return participation.with_rule(config.participation, cell.algorithm, plain)
+
+
+def experiment(
+    config: Config, cell: Cell, model: Model, task: Task, num_groups: int, sizes: Sizes
+) -> program.Experiment:
+    """The part of an experiment that the runs of a cell share."""
+    schedule = training.schedule(config.clients, config.schedule_end)
+    return program.Experiment(
+        model,
+        lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
+        _rounded_up(num_groups, config.watching.thresholds),
+        thresholds=config.watching.thresholds,
+        stop_above=bool(config.watching.stop_above),
+        stop_within=config.watching.stop_within or None,
+        stop_centred=config.watching.stop_centred,
+        end_at_stop=config.watching.after_stop == "end",
+        drop_nonfinite=config.run.nonfinite == "drop",
+        history=config.participation.history,
+        pooled=facts(cell.algorithm).pooled,
+        schedules={} if schedule is None else {"learning_rate": schedule},
+        loss=task.loss,
+        score=task.score.function,
+        precision=machine.precision(config.run, facts(cell.algorithm).precision),
+        quick_to_compile=config.run.compile == "quick",
+    )
+
+
+def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
+    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
+
+
+def assemble(
+    config: Config, seeds: Sequence[int] | None = None, start: Start | None = None
+) -> Assembled:
+    """The experiment that the flags describe; nothing is compiled.
+
+    seeds: the seeds to split the data for; by default all of --seeds.
+    start: reads the networks of --init_from; without it, runs start from random networks.
+
+    Raises UsageError if the flags do not fit the data.
+    """
+    loaded = data_flags.load(config.data)
+    draw_of = {
+        seed: environment.draw_seed(config.environment, seed) for seed in seeds or config.run.seeds
+    }
+    _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
+    draws = {
+        draw: _domains(config, loaded, draw)
+        for draw in dict.fromkeys(draw_of.values())  # starting with that of the first seed
+    }
+    first = next(iter(draws.values()))
+    if first.task == "classes" and len(np.unique(first.y)) < 2:
+        text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
+        raise flag_error("dataset", config.data.dataset, text)
+    task = objective.task(config.objective, first.task)
+    method.check_task(config.method, config.objective.loss, task)
+    model = network.make(config.model, first)
+    shapes = network.shapes(config.model, model, first)
+    # A loss or an algorithm of one's own may need other outputs.
+    are_own = is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))
+    if is_outside(config.model.model) and not are_own:
+        network.check_outputs(config.model, model, shapes, first, config.data.dataset)
+    variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
+    cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
+    for cell in cells:  # finds an impossible hyperparameter before any compute
+        for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
+            algorithm(config, cell, model, task, hyper, Sizes())
+    data = _examples(config, list(draws.values()))
+    if len(machine.devices_of(config.run)) > 1:
+        data = _on_host(data)  # or the first device would hold all data besides its share
+    first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
+    splits: Mapping[str | None, Splits] = {
+        domain: {
+            seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
+            for seed, draw in draw_of.items()
+        }
+        for domain in dict.fromkeys(cell.held_out for cell in cells)
+    }
+    source = np.tile(np.arange(len(first.y)), len(draws))
+    if config.partition.wrong_labels:
+        splits, copied = _with_wrong_labels(config, first, splits)
+        data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
+    assembled = Assembled(
+        config,
+        loaded,
+        first,
+        model,
+        cells,
+        data,
+        source,
+        splits,
+        variables,
+        task,
+        scalers={},
+    )
+    _check_watching(assembled)
+    if any([_check_stream(assembled, cell) for cell in cells]):
+        assembled = assembled._replace(data=_on_host(data))
+    return assembled
+
+
+_SMALL_DRAW = 2**23  # bytes
+
+
+def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
+    """The data set with a draw of its environments."""
+    chosen, clients = config.data, config.partition.clients
+    source = Source(chosen.dataset, chosen.test_fraction, draw, clients)
+    if chosen.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
+        return environment.domains(config.environment, loaded, source)
+    return _kept_domains(chosen, config.environment, source)
+
+
+@functools.lru_cache(maxsize=64)
+def _kept_domains(chosen: data_flags.Data, of: environment.Environment, source: Source) -> Dataset:
+    """The last draws of small data sets, which the next rows of a study use again."""
+    return environment.domains(of, data_flags.load(chosen), source)
+
+
+def _on_host(data: Examples) -> Examples:
+    """The examples as arrays of NumPy; mapped files stay mapped."""
+    return jax.tree.map(
+        lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf), data
+    )
+
+
+def _check_stream(assembled: Assembled, cell: Cell) -> bool:
+    """Whether a cell's examples stay on the host.
+
+    Raises UsageError if its algorithm or an evaluation needs all of them in one round.
+    """
+    config, watched = assembled.config, assembled.config.watching
+    if not assembled.streams(cell):
+        return False
+    why = "with --hold=stream"
+    if config.run.hold == "auto":
+        why = "as the data do not fit into memory and come from the host (--hold=stream)"
+    if facts(cell.algorithm).pooled:
+        text = f"must be another {why}: it trains on all examples at once"
+        raise flag_error("algorithm", cell.algorithm, text)
+    if watched.watch_examples:
+        raise flag_error("watch_examples", watched.watch_examples, f"must be left out {why}")
+    return True
+
+
+def _flag_of_model(chosen: network.Network, variables: Variables) -> str:
+    """The flag to change where an algorithm refuses the network."""
+    if chosen.train_only and freezing.is_frozen(variables.params, chosen.train_only).head:
+        return "train_only"
+    return "model" if chosen.cut < 0 else "cut"
+
+
+def _check_start(assembled: Assembled, cell: Cell) -> None:
+    """Raises UsageError if a run of a cell cannot start; nothing is computed."""
+    config = assembled.config
+    model, hyper = assembled.model, cell.runs[0].hyper
+    built = algorithm(config, cell, model, assembled.task, hyper, Sizes())
+    split = next(iter(assembled.splits[cell.held_out].values()))
+    number = 1 if facts(cell.algorithm).pooled else len(split.domain)
+    sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables = jax.eval_shape(model.init, key, network.sample(assembled.data.x))
+
+    def init(variables: Variables, size: Array, key: Array) -> rounds.State:
+        clients = Federation(assembled.data, jnp.zeros(1, jnp.int32), size, size)
+        return rounds.init(built, variables, clients, key)
+
+    try:
+        # These sizes cause an error below.
+        with warnings.catch_warnings(action="ignore"):
+            jax.eval_shape(init, variables, sizes, key)
+    except UsageError as error:
+        names = method.setting_flags(cell.algorithm)
+        names["model"] = _flag_of_model(config.model, variables)
+        raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
+    except OverflowError as error:  # an index is too large
+        text = f"needs arrays larger than int32 counts: {error}"
+        raise flag_error("algorithm", cell.label, text) from None
+
+
+def num_bytes(shapes: Tree) -> int:
+    """The bytes of arrays with these shapes."""
+    return sum(
+        int(np.prod(leaf.shape, dtype=object)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(shapes)
+    )
+
+
+def _with_wrong_labels(
+    config: Config, dataset: Dataset, splits: Mapping[str | None, Splits]
+) -> tuple[Mapping[str | None, Splits], np.ndarray]:
+    """(the splits with wrong labels at some clients, the source of each row of their data)."""
+    places = [(domain, seed) for domain, of_seed in splits.items() for seed in of_seed]
+    made = partition.with_wrong_labels(
+        config.partition,
+        dataset,
+        [splits[domain][seed] for domain, seed in places],
+        [seed for _, seed in places],
+    )
+    found: dict[str | None, dict[int, Split]] = {domain: {} for domain in splits}
+    for (domain, seed), split in zip(places, made.splits, strict=True):
+        found[domain][seed] = split
+    return found, made.source
+
+
+def _rounded_up(num_groups: int, thresholds: Sequence[float]) -> int:
+    """A multiple of 8, so that data with other domains share a compiled program.
+
+    Checkpoints hold the scores at stops by group, so their number stays.
+    """
+    return num_groups if thresholds else 8 * -(-num_groups // 8)
+
+
+_SMALL = 2**26  # bytes
+
+
+def padded(data: Examples) -> Examples:
+    """The examples, with zeros after them if they take little memory.
+
+    Their number then has three significant bits, so that similar data share a compiled program.
+    """
+    count = len(data.y)
+    step = 1 << max(count.bit_length() - 3, 0)
+    more = -count % step
+    if more == 0 or num_bytes(data) > _SMALL:
+        return data
+
+    def pad(leaf: Array) -> Array:
+        zeros = np.zeros((more, *leaf.shape[1:]), leaf.dtype)
+        whole = np.concatenate([np.asarray(leaf), zeros])
+        return whole if isinstance(leaf, np.ndarray) else jax.device_put(whole)
+
+    return jax.tree.map(pad, data)
+
+
+def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> None:
+    """Raises UsageError if so many draws of the data do not fit into memory.
+
+    seeds: the number of seeds, of which each has its own copies with wrong labels.
+    """
+    wrong = config.partition.wrong_labels * seeds
+    bytes_of_draw = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))
+    size = int(2 * (count + wrong) * bytes_of_draw)  # and on the device
+    what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
+    if count > 1 or wrong:
+        try:
+            checks.memory("seeds", config.run.seeds, size, machine.memory(), what)
+        except UsageError as error:
+            raise in_flags(error, "", {"seeds": "seeds"}) from None
+
+
+def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
+    x, y = draws[0].x, draws[0].y
+    if len(draws) > 1:
+        x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
+        y = np.concatenate([each.y for each in draws])
+    is_large = config.run.hold == "auto" and machine.too_large(num_bytes((x, y)))
+    if config.run.hold == "stream" or is_large:
+        return federation.examples_on_host(x, y)
+    return federation.examples(x, y)
+
+
+def _split(
+    config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
+) -> Split:
+    """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
+    num_clients = config.partition.num_clients(dataset, domain)
+    participation.check_clients(config.participation, num_clients, config.run.rounds)
+    # Environments and splits begin with one permutation each. With the same seed it is the same, so
+    # that the test that is drawn, or the clients, would be the environments.
+    by_domain = config.partition.partition in ("domain", "mixed", "user")
+    is_redrawn = config.environment.is_drawn and (domain is None or not by_domain)
+    return partition.split(
+        config.partition,
+        dataset,
+        data,
+        num_clients=num_clients,
+        held_out=domain,
+        seed=seed + 2**31 if is_redrawn else seed,
+        test_fraction=config.data.test_fraction,
+        first_row=first_row,
+    )
+
+
+def _check_watching(assembled: Assembled) -> None:
+    """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
+    watched, cells = assembled.config.watching, assembled.cells
+    of_first = [*assembled.splits[cells[0].held_out].values()]
+    watching.check_rule(watched, len(program.group_names(of_first)))
+    watching.check_task(watched, assembled.task)
+    if watched.watch_classes:
+        splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
+        watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)

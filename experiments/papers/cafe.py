@@ -1,0 +1,330 @@
+"""The tables and figures of CAFE (arXiv 2503.09116), with accuracies by group of clients.
+
+fedjax-inv paper cafe --study=groups --data=fashion_mnist
+
+Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
+half of the clients upload), groups (FedAvg and CAFE on clients that upload always or rarely, and on
+classes with many or few examples), ablation (Fig. 6: CAFE without its parts). Any flag of `sweep`
+applies to all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
+--sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
+Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is
+--server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+
+from ..experiment.config import Config
+from ..flags import command
+from ..papers import drawings, study
+from ..papers.study import Cells, Row, RowResult, Study
+from ..parts import participation
+from ..reporting import report
+from ..running.records import Record
+
+
+class Setting(NamedTuple):
+    """A data set with its network."""
+
+    preset: str
+    prototypes: str = "1.0"  # FedProto's penalty
+    rates: tuple[float, ...] = (0.0003, 0.001, 0.003, 0.01)  # learning rates of all methods
+
+
+SETTINGS = {
+    "fashion_mnist": Setting("fashion_mnist_cafe"),
+    "fashion_mnist_lenet": Setting("fashion_mnist_cafe_lenet"),
+    "cifar10": Setting("cifar10_cafe", "0.1"),
+    "cifar10_lenet": Setting("cifar10_cafe_lenet", "0.1"),
+    "cifar100": Setting("cifar100_cafe"),
+    "digits": Setting("digits_cafe", rates=(0.003, 0.01, 0.03, 0.1)),
+}
+
+
+def methods(data: str) -> list[Row]:
+    """Five methods, which choose among the same four learning rates.
+
+    A method's other hyperparameters are those of its paper, or the library's defaults if CAFE's
+    paper does not state them. MOON's penalty is 1 for all data; its paper has 5 for CIFAR-10.
+    """
+    chosen = SETTINGS[data]
+    settings = {
+        "FedAvg": (),
+        "FedProx": ("--set=proximal=0.01",),
+        "MOON": ("--set=penalty=1.0", "--set=temperature=0.5"),
+        "FedProto": (f"--set=penalty={chosen.prototypes}",),
+        "CAFE": (),
+    }
+    rates = f"--learning_rate={','.join(f'{rate:g}' for rate in chosen.rates)}"
+    flags = (f"--preset=cafe_paper,{chosen.preset}", rates)
+    return [
+        Row(name, (*flags, f"--algorithm={name.lower()}", *own), name, _FREQUENCIES[0])
+        for name, own in settings.items()
+    ]
+
+
+_FREQUENCIES = ("0.1", "0.5", "1")  # the first is the preset's
+
+
+def _at(of: Row, frequency: str) -> Row:
+    """A row at a communication frequency, with one label in all studies."""
+    if frequency == _FREQUENCIES[0]:
+        return of._replace(x=frequency)
+    label, flags = f"{of.label}-CF-{frequency}", (*of.flags, f"--frequency={frequency}")
+    return of._replace(label=label, flags=flags, x=frequency)
+
+
+def frequency(data: str) -> list[Row]:
+    """Table II: half of the clients upload in a fraction of the rounds, the others in each."""
+    return [_at(row, each) for row in methods(data) for each in _FREQUENCIES]
+
+
+def groups(data: str) -> list[Row]:
+    """FedAvg and CAFE at all frequencies, with a long tail of 10."""
+    compared = [
+        _at(_named(methods(data), name), each) for name in _COMPARED for each in _FREQUENCIES
+    ]
+    return [
+        row._replace(label=f"{row.label}-IF-10", flags=(*row.flags, "--imbalance=10"))
+        for row in compared
+    ]
+
+
+def ablation(data: str) -> list[Row]:
+    """Fig. 6: FedAvg, CAFE, and CAFE without its parts.
+
+    Without FC and HA only PC remains, a cosine classifier.
+    """
+    without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
+    cafe = _named(methods(data), "CAFE")
+    rows = [_named(methods(data), "FedAvg"), cafe]
+    for names in (("PC",), ("FC",), ("HA",), ("FC", "HA")):
+        off = tuple(f"--set={without[name]}=false" for name in names)
+        label = f"CAFE-without-{'+'.join(names)}"
+        rows.append(cafe._replace(label=label, flags=(*cafe.flags, *off), series=label))
+    return rows
+
+
+def _named(rows: Sequence[Row], label: str) -> Row:
+    return next(row for row in rows if row.label == label)
+
+
+def check(config: Config) -> None:
+    """Raises UsageError if the flags leave some columns of a row empty."""
+    study.check_one_cell(config)
+    if not config.watching.watch_classes:
+        raise UsageError("--watch_classes=false", ..., "must be true")
+    if not config.partition.clients:
+        raise UsageError("--clients=0", ..., "must be above 0")
+
+
+# The groups of clients and of classes, and their titles in the figure of groups.
+_CLIENTS = {
+    "frequent clients": "frequent clients: always upload",
+    "sparse clients": "sparse clients: upload rarely",
+}
+_CLASSES = {
+    "majority classes": "majority classes: most examples",
+    "minority classes": "minority classes: fewest examples",
+}
+_COMPARED = ("FedAvg", "CAFE")  # in the study of groups
+
+
+def by_group(config: Config, line: Record) -> dict[str, float]:
+    """Accuracies of an evaluation, by group of clients or of classes. Empty groups are left out.
+
+    Clients are tested in their proportions of classes. With a tail, the two halves of the classes
+    are groups, too.
+    """
+    clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
+    rare = participation.is_sparse(config.participation, len(clients), line["seed"])
+    parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
+    if config.partition.imbalance > 1:
+        classes = np.array(line["score_by_class"], float)  # in order of their examples
+        parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
+    return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
+
+
+def _groups_of(result: RowResult) -> dict[str, list[float]]:
+    """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
+    by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
+    names = [
+        name
+        for name in (*_CLIENTS, *_CLASSES)
+        if by_seed and all(name in groups for groups in by_seed)
+    ]
+    return {name: [100 * groups[name] for groups in by_seed] for name in names}
+
+
+def where(config: Config) -> str:
+    """The federation of a row, which has a column in the paper's tables."""
+    chosen = config.partition
+    dealt = f"Dir {chosen.alpha:g}" if chosen.partition == "dirichlet" else chosen.partition
+    return (
+        f"{dealt}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
+        f"{config.participation.slots(chosen.clients)} of {chosen.clients} clients, "
+        f"{config.clients.local_epochs} epochs"
+    )
+
+
+def _diverged(result: RowResult) -> Cells:
+    return {"federation": where(result.config), "test, %": study.why_none(result)}
+
+
+def _columns(result: RowResult) -> Cells:
+    """Accuracies at the selected evaluations, and traffic."""
+    runs = result.only.runs
+    picked = [run["selected"] for run in runs]
+    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    hyper = choice.hyper if choice else {}
+    return {
+        "federation": where(result.config),
+        "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
+        "validation, %": study.percent(picked, "validation_score"),
+        "test, %": study.percent(picked, "test_score"),
+        "balanced, %": study.percent(picked, "balanced_score"),
+        "clients' tests, %": study.percent(picked, "client_score"),
+        **{f"{name}, %": report.spread(values) for name, values in _groups_of(result).items()},
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+        "MB sent": study.megabytes(result),
+    }
+
+
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    headings = {
+        "validation, %": "validation_score",
+        "test, %": "test_score",
+        "balanced, %": "balanced_score",
+        "clients' tests, %": "client_score",
+    }
+    return study.selected_scores(result, headings) | study.last_scores(result)
+
+
+NUMBERS = study.printed("cafe")
+
+
+def numbers(result: RowResult, data: str) -> Cells:
+    """The paper's numbers of a method in this setting.
+
+    They stand beside balanced classes. The paper calls its data "LT", perhaps for a long tail, but
+    gives no imbalance.
+    """
+    config, chosen = result.config, result.config.partition
+    slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
+    federation = (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance)
+    if not result.is_complete or federation != (100, 10, 5, 1):
+        return {}
+    # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
+    if not study.is_of_paper(
+        result, ("alpha", "clients", "imbalance"), ("cohort", "sampling_rate", "frequency")
+    ):
+        return {}
+    columns = {
+        "Table I": f"Dir {chosen.alpha:g}" if frequency == 0.1 else "",
+        "Table II": f"CF {frequency:g}" if chosen.alpha == 0.1 else "",
+    }
+    at = (result.row.series, config.data.stem.replace("-", "_"))
+    return {
+        f"paper: {each.source}": each.value
+        for each in NUMBERS
+        if (each.row, each.data) == at and each.column == columns[each.source]
+    }
+
+
+def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 5 and 6: test accuracy and test loss by round."""
+    complete = [result for result in results if result.is_complete]
+
+    def loss(line: Record) -> float:
+        (test,) = (domain for domain in line["domains"].values() if domain["split"] == "test")
+        return np.nan if test["loss"] is None else test["loss"]
+
+    accuracies = {result.row.label: study.curve(result) for result in complete}
+    losses = {result.row.label: study.curve(result, loss) for result in complete}
+    panels = [
+        drawings.Panel(accuracies, "", "round", "test accuracy, %"),
+        drawings.Panel(losses, "", "round", "test loss", log_y=True),
+    ]
+    return drawings.lines(path, data, panels, (5.0, 4.4))
+
+
+def draw_frequency(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws accuracies of the test and of groups by communication frequency, a line per method."""
+    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
+    for result in results:
+        if result.is_complete:
+            tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
+            for name, values in ({"test": tests} | _groups_of(result)).items():
+                series = points.setdefault(f"{name}, accuracy in percent", {})
+                series.setdefault(result.row.series, []).append((result.row.x, values))
+    return drawings.against(path, data, "communication frequency", points)
+
+
+def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws accuracies by communication frequency, in a panel per group."""
+    shown = [one for one in results if one.is_complete and one.row.series in _COMPARED]
+    places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in shown)]
+    panels = []
+    for name, title in (_CLIENTS | _CLASSES).items():
+        lines = {}
+        for series in _COMPARED:
+            groups = {one.row.x: _groups_of(one) for one in shown if one.row.series == series}
+            x = [i for i, place in enumerate(places) if name in groups.get(place, {})]
+            if x:
+                y = np.array([groups[places[i]][name] for i in x]).T
+                lines[series] = drawings.Line(np.array(x), y)
+        names = ["always" if place == "1" else place for place in places]
+        x_label = "how often sparse clients upload"
+        if lines:
+            panels.append(drawings.Panel(lines, title, x_label, "test accuracy, %", x_names=names))
+    if not panels:
+        return drawings.NOTHING
+    title = (
+        f"{data}: accuracy by group when {shown[0].config.participation.sparse:.0%} of the clients "
+        "upload more and more rarely"
+    )
+    others = [
+        one.row.label for one in results if one.row.series in _COMPARED and not one.is_complete
+    ]
+    if others:
+        title += f"\nwithout {', '.join(others)}, where nothing could be selected"
+    return drawings.lines(path, title, panels, (3.1, 4.0))
+
+
+_BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
+_GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
+
+PAPER = study.Paper(
+    "cafe",
+    tuple(SETTINGS),
+    {
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
+        "frequency": Study(frequency, _columns, numbers, {"": draw_frequency} | _GROUPS),
+        "groups": Study(groups, _columns, numbers, {"": draw_groups}),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
+    },
+    caption=(
+        "Mean ± standard deviation over seeds, each of which draws its own partition and its own "
+        "half of the clients that upload rarely. Of each run the evaluation, and of each row the "
+        "hyperparameters, that serve the clients' validation examples best, unless --select says "
+        "otherwise. Dir: Dirichlet's alpha. CF: how often a sparse client's update arrives. IF: "
+        "imbalance factor of the classes. Balanced: the mean over classes. Clients' tests: test "
+        "examples in the proportions of each client's classes, the mean over clients; frequent and "
+        "sparse: over those whose updates always and rarely arrive, or would. Majority and "
+        "minority: the half of the classes with most examples, and the other. The paper's networks "
+        "are larger."
+    ),
+    diverged=_diverged,
+    check=check,
+)
+BINARY = study.binary(PAPER, __doc__)
+
+
+if __name__ == "__main__":
+    command.main(BINARY)

@@ -1,0 +1,277 @@
+"""The study of the exit strategy of FedIPG (Hao et al. 2025, arXiv 2503.06158, Section IV).
+
+fedjax-inv paper fedipg --study=exit --data=mnist
+
+Fig. 3: one of twenty clients, client 0, is slow, lossy or rotated in several degrees; it trains
+like the others, may leave, or is absent. Figures show its effect, and what each client contributes
+in pre-training.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_inv.algorithms import exit_strategy
+from fedjax_inv.algorithms.exit_strategy import Outcome
+
+from ..experiment import command_line, config
+from ..experiment.config import Config
+from ..flags.flag import flag_error
+from ..papers import drawings, study
+from ..papers.study import Cells, Row, RowResult
+from ..parts import selection
+from ..reporting import figures, finished, report
+from ..reporting.tables import table
+from ..running.records import Record
+
+# Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
+_ABERRANT = {
+    "slow": (("2", "5", "10", "20", "40"), "rounds per update"),
+    "lossy": (("0.8", "0.4", "0.2", "0.1", "0.05"), "probability of success"),
+    "rotated": (("90", "105", "120", "150", "180"), "degrees, the others have 0 to 75"),
+}
+# Learning rates of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
+_RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
+_LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
+# Rounds of pre-training in the same order: enough for several updates of a slow client. With more
+# rounds, the outermost regular angles drift further from the mean.
+_PRETRAINING = {"mnist": (100, 40), "digits": (100, 60), "cifar10": (100, 100)}
+_LOW_LOSS = {"mnist": 1.0, "digits": 1.2, "cifar10": 1.6}
+
+
+def leaving(data: str) -> list[Row]:
+    """Fig. 3: one client is aberrant in several degrees; it trains, may leave, or is absent."""
+    study.check_data(data, _RATES)
+    # Its uploads never arrive; the other clients have the same examples as in all rows.
+    absent = "--lossy=0:0"
+    rows = [Row("without", (*_at(data, "slow"), absent), "slow+lossy: without it")]
+    kinds = ["slow", "lossy"]
+    if data != "cifar10":
+        kinds.append("rotated")
+        flags = (*_at(data, "rotated", "180"), absent)
+        rows.append(Row("without-rotated", flags, "rotated: without it"))
+    for kind in kinds:
+        exits = _exits(data, kind)
+        methods = {
+            "FedAvg": ("--algorithm=fedavg",),
+            "FedAvg-exit": (*exits, "--set=wrapped=fedavg"),
+            "FedIPG-exit": (*exits, "--set=wrapped=fedipg", "--set=penalty=0.01"),
+        }
+        for degree in _ABERRANT[kind][0]:
+            flags = _at(data, kind, degree)
+            rows += [
+                Row(f"{kind}-{degree}-{name}", (*flags, *method), f"{kind}: {name}", degree)
+                for name, method in methods.items()
+            ]
+    return rows
+
+
+def _exits(data: str, kind: str) -> tuple[str, ...]:
+    """Flags of the exit strategy for a kind of aberrant client."""
+    return (
+        "--algorithm=exit_strategy",
+        f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
+        f"--set=pretraining_rounds={_pretraining(data, kind)}",
+    )
+
+
+def _pretraining(data: str, kind: str) -> int:
+    return _PRETRAINING[data][kind == "rotated"]
+
+
+def _rate(data: str, kind: str) -> float:
+    return _RATES[data][kind == "rotated"]
+
+
+def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
+    """Flags of a point of a sweep; without a degree, no client is aberrant."""
+    flags = (f"--preset=exit_{data}", f"--learning_rate={_rate(data, kind)}")
+    if kind == "rotated":
+        return (*flags, "--environment=rotated", "--partition=domain", f"--odd_angles={degree}")
+    return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
+
+
+def check(chosen: Config) -> None:
+    """Raises UsageError if the flags leave some columns of a row empty, or give it two settings."""
+    study.check_one_setting(chosen)
+    if not chosen.watching.watch_examples:
+        raise flag_error("watch_examples", 0, "must be above 0")
+
+
+def _low_loss(row: Row) -> float:
+    """The low loss on the data of the study, whatever --dataset is."""
+    (preset,) = command_line.presets_in(row.flags)
+    return _LOW_LOSS[preset.removeprefix("exit_")]
+
+
+def _kinds(row: Row) -> set[str]:
+    """The sweeps that a row is in."""
+    return set(row.series.partition(": ")[0].split("+"))
+
+
+def _regular(result: RowResult) -> list[list[dict[str, float]]]:
+    """Round, mean accuracy and mean loss over the regular domains, by seed and evaluation.
+
+    These are the validation domains whose angle is not among --odd_angles. Without such an angle
+    client 0 shares its domain with the others, so that its examples are among them.
+    """
+    odd = _odd_angles(result)
+
+    def means(line: Record) -> dict[str, float]:
+        regular = [
+            domain
+            for name, domain in line["domains"].items()
+            if domain["split"] == "validation" and domain["examples"] and name not in odd
+        ]
+        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("score", "loss")}
+        return {"round": line["round"]} | mean
+
+    return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
+
+
+def _odd_angles(result: RowResult) -> list[str]:
+    return [f"{angle:g}" for angle in config.flat(result.config)["odd_angles"]]
+
+
+def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
+    """The round of the first evaluation with a loss below `low`, NaN if there is none."""
+    return next((line["round"] for line in lines if line["loss"] < low), np.nan)
+
+
+def exit_columns(result: RowResult) -> Cells:
+    """The accuracy and speed of the regular domains' clients, and which clients left."""
+    low = _low_loss(result.row)
+    whose = "regular" if _odd_angles(result) else "all"
+    by_seed = _regular(result)
+    reached = [_rounds_to(lines, low) for lines in by_seed]
+    last = [lines[-1] for lines in result.only.logs]
+    odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
+    speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
+    return {
+        f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
+        "training examples watched, %": report.percent(
+            [line["train_by_round"][-1] for line in last]
+        ),
+        "client 0's angle, %": study.percent(odd, "score"),
+        f"rounds to loss {low}": speed,
+        "client 0 left": "",
+        "others that left": "",
+        **_left(result),
+    }
+
+
+class Phase(NamedTuple):
+    """The pre-training of a row's R runs, P rounds and C clients."""
+
+    outcome: Outcome  # with a leading axis R
+    critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0, or NaN
+
+
+def phase(result: RowResult) -> Phase | None:
+    """The pre-training of a row; None if no client can leave."""
+    if result.config.method.algorithm != ("exit_strategy",):
+        return None
+    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
+    server = exit_strategy.server_in(runs.states("last").server)
+    assert server is not None
+    linear, quadratic = (
+        np.asarray(leaf).sum(-2) for leaf in (server.assessment.linear, server.assessment.quadratic)
+    )
+    # A client without an update was never measured.
+    critical = np.divide(linear, quadratic, out=np.full_like(linear, np.nan), where=quadratic > 0)
+    return Phase(exit_strategy.outcome(server), critical)
+
+
+def _left(result: RowResult) -> Cells:
+    """Which clients left."""
+    found = phase(result)
+    if found is None:
+        return {}
+    exits = found.outcome.exits
+    return {
+        "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
+        "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
+    }
+
+
+def _in_range(values: np.ndarray) -> str:
+    """The least and the greatest of some values; NaNs are left out."""
+    known = values[np.isfinite(values)]
+    if not known.size:
+        return ""
+    low, high = f"{known.min():.3g}", f"{known.max():.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+_CONTRIBUTIONS = (
+    "C: a client's mean contribution over the rounds of pre-training in which its update arrived; "
+    "L: the smoothness as estimated; 0 at L: that above which C is negative. Ranges over seeds."
+)
+
+
+def contributions(phases: Mapping[str, Phase]) -> str:
+    """A table of what clients contribute in pre-training. phases: by the row's label."""
+    columns: dict[str, Callable[[tuple[str, Phase]], str]] = {
+        "pre-training": lambda row: row[0],
+        "C of client 0": lambda row: _in_range(row[1].outcome.mean[:, 0]),
+        "C of the others": lambda row: _in_range(row[1].outcome.mean[:, 1:]),
+        "L": lambda row: _in_range(row[1].outcome.smoothness),
+        "client 0: 0 at L": lambda row: _in_range(row[1].critical[:, 0]),
+        "others: 0 at L": lambda row: _in_range(row[1].critical[:, 1:]),
+    }
+    return table(phases.items(), columns)
+
+
+def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws contributions by round, a panel per row; returns their table."""
+    found = {result.row.label: phase(result) for result in results if result.is_complete}
+    phases = {label: each for label, each in found.items() if each}
+    if not phases:
+        return "No contributions: no client can leave."
+    figure, axes = figures.panels(
+        len(phases), (3.2, 2.4), x_label="round", y_label="contribution", columns=5
+    )
+    for axis, (label, each) in zip(axes, phases.items(), strict=True):
+        outcome = each.outcome
+        for client, run in reversed([*np.ndindex(outcome.mean.T.shape)]):  # client 0 on top
+            values = outcome.contributions[run, :, client]
+            (at,) = np.isfinite(values).nonzero()
+            color = "0.7" if client else "C3"
+            axis.plot(1 + at, values[at], ".-", ms=2, lw=0.6, color=color)
+            if outcome.exits[run, client]:
+                axis.plot(1 + at[-1:], values[at[-1:]], "x", ms=7, color=color)
+        axis.axhline(0, color="black", lw=0.6, ls=":")
+        axis.set_title(figures.wrapped(label, 3.0, 9), fontsize=9)
+    about = "red: client 0, grey: the others, a line per seed; a cross: the client leaves"
+    figures.entitle(figure, f"{data}\n{about}")
+    figures.save(figure, path)
+    return f"{contributions(phases)}\n\n{_CONTRIBUTIONS} Figure: {path}."
+
+
+def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 3: a picture for each kind of aberrant client."""
+    low = _LOW_LOSS[data]
+    places = []
+    for kind, (degrees, x_label) in _ABERRANT.items():
+        accuracy: dict[str, list[tuple[str, list[float]]]] = {}
+        speed: dict[str, list[tuple[str, list[float]]]] = {}
+        for result in results:
+            if kind not in _kinds(result.row) or not result.is_complete:
+                continue
+            by_seed = _regular(result)
+            name = result.row.series.partition(": ")[2]
+            at_end = [100 * lines[-1]["score"] for lines in by_seed]
+            rounds = [_rounds_to(lines, low) for lines in by_seed]
+            # A row without the aberrant client is drawn at all degrees.
+            for degree in [result.row.x] if result.row.x else degrees:
+                accuracy.setdefault(name, []).append((degree, at_end))
+                speed.setdefault(name, []).append((degree, rounds))
+        if accuracy:
+            places.append(path.with_name(f"{path.stem}_{kind}.png"))
+            whose = "regular" if kind == "rotated" else "all"
+            quantity = f"accuracy of {whose} clients, %"
+            points = {quantity: accuracy, f"rounds to loss {low}": speed}
+            drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
+    return f"Figures: {', '.join(map(str, places))}." if places else drawings.NOTHING

@@ -1,0 +1,179 @@
+"""t-SNE of the factors of clients' examples, a panel per row of a study (FedCFA, Fig. III).
+
+A factor is a unit of the body's outputs, or the mean of a channel over its positions. A dot is an
+example. Each colour is one of the clients with most examples; grey dots are examples of all
+clients. The picture shows the factors that the method trains on: FedMix mixes each example with the
+mean of all, and FedCFA builds positive counterfactuals, which take some factors from an average of
+examples. The networks are those of the newest checkpoints.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import averaging
+from fedjax_inv.algorithms import fedcfa
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.models.blocks import unit_range
+from fedjax_inv.types import Array, Model, Tree, Variables
+
+from ..papers import drawings
+from ..papers.study import RowResult
+from ..reporting import figures, finished, report
+from ..reporting.finished import OneRun
+from ..reporting.tables import table
+
+_CHUNK = 128  # the most examples in the average of a client
+_CLIENTS = 3  # that are drawn
+_EXAMPLES = 150  # of each of them, and of all, at most
+
+NOTE = (
+    "shift: how far the clients' mean factors are from the mean of all, in standard deviations, of "
+    "examples as they are and as the method trains on them; |r|: the mean absolute "
+    "correlation of two factors over examples of all clients as they are."
+)
+
+
+class Panel(NamedTuple):
+    """The panel of a row: N examples with F factors."""
+
+    label: str
+    factors: np.ndarray  # [N, F] that the method trains on
+    client: np.ndarray  # [N] int, -1 for examples of all clients
+    correlation: float
+    plain_shift: float
+    shift: float
+
+
+def shift(factors: np.ndarray, client: np.ndarray) -> float:
+    """The distance of clients' mean factors from the mean of all, in standard deviations of all.
+
+    Distances are Euclidean over all factors; the result is their root mean square over clients.
+    Where clients are alike, it is about one over the root of a client's number of examples.
+
+    factors: [N, F]. client: [N] int, -1 for examples of all clients.
+    """
+    everyone = factors[client < 0]
+    means = np.stack([factors[client == who].mean(0) for who in np.unique(client[client >= 0])])
+    distances = ((means - everyone.mean(0)) ** 2).sum(1)
+    return float(np.sqrt(distances.mean() / everyone.var(0).sum()))
+
+
+def correlation(factors: np.ndarray) -> float:
+    """The mean |Pearson's r| over pairs of factors [N, F]; a constant factor counts as 0."""
+    return float(fedcfa.factor_decorrelation(jnp.asarray(factors), jnp.ones(len(factors), bool)))
+
+
+def chosen_rows(
+    parts: Sequence[np.ndarray], clients: int, examples: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, their clients): at most `examples` rows of each group.
+
+    The groups are all clients together, as client -1, and each of the `clients` largest ones.
+    """
+    rng = np.random.default_rng(seed)
+    largest = np.argsort([-len(part) for part in parts], kind="stable")[:clients]
+    groups = {-1: np.concatenate(parts)} | {int(who): parts[who] for who in largest}
+    rows = [rng.permutation(part)[:examples] for part in groups.values()]
+    return np.concatenate(rows), np.repeat(list(groups), [len(each) for each in rows])
+
+
+def encoded(model: Model, variables: Variables, x: Tree) -> Array:
+    """The outputs of the body, in evaluation mode: [N, ..., F]."""
+    mask = jnp.ones(len(jax.tree.leaves(x)[0]), bool)
+    return model.encode(variables.params.body, variables.stats.body, x, mask, False)[0]
+
+
+def trained_on(
+    one: OneRun, model: Model, variables: Variables, x: Array, y: Array, average: Array
+) -> Array:
+    """The factors [N, F] that the run's method trains on.
+
+    x: [N, ...] inputs, y: [N] labels, average: [A, ...] mean inputs.
+    """
+    if one.runs.cell.algorithm == "fedmix":
+        ratio = one.run.hyper.get("ratio", 0.05)
+        return averaging.embedding(
+            encoded(model, variables, (1 - ratio) * x + ratio * average.mean(0))
+        )
+    factors = encoded(model, variables, x)
+    if one.runs.cell.algorithm != "fedcfa":
+        return averaging.embedding(factors)
+    mask = jnp.ones(len(x), bool)
+
+    def true_logit(factors: Array) -> Array:
+        params, stats = variables
+        logits, _ = model.decode(params.head, stats.head, factors, mask, False)
+        return jnp.take_along_axis(logits, y[:, None], 1)[:, 0]
+
+    scores = fedcfa.factor_scores(true_logit, factors)
+    num_factors = scores.shape[1]
+    top_k = one.runs.cell.settings.get("top_k")
+    top_k = fedcfa.default_top_k(num_factors) if top_k is None else top_k
+    low, _ = fedcfa.split_factors(scores, min(top_k, num_factors))
+    others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
+    return averaging.embedding(fedcfa.replaced(factors, others, low))
+
+
+def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES) -> Panel:
+    """The panel of a row: its first seed, with the selected hyperparameters."""
+    picked = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    assert picked is not None, "a complete row has selected runs"
+    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
+    one = runs.run(picked.indices[0], "last")
+    made, model = runs.data, runs.data.model
+    network = one.algorithm().network
+    assert network is not None
+    variables = network(one.served().server)
+    parts = parts_of(made.splits[runs.cell.held_out][one.run.seed].train)
+    rows, client = chosen_rows(parts, clients, examples, one.run.seed)
+
+    def inputs(rows: np.ndarray) -> Array:
+        return unit_range(jnp.asarray(made.data.x[rows]))
+
+    average = jnp.stack([inputs(part[:_CHUNK]).mean(0) for part in parts if len(part)])
+    plain = np.asarray(averaging.embedding(encoded(model, variables, inputs(rows))))
+    y = jnp.asarray(made.data.y[rows])
+    factors = np.asarray(trained_on(one, model, variables, inputs(rows), y, average))
+    return Panel(
+        result.row.label,
+        factors,
+        client,
+        correlation(plain[client < 0]),
+        shift(plain, client),
+        shift(factors, client),
+    )
+
+
+def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws the t-SNE of each row, fitted to that row alone. Returns the table of the panels."""
+    from sklearn.manifold import TSNE  # its import takes a second
+
+    panels = [panel(result) for result in results if result.is_complete]
+    if not panels:
+        return drawings.NOTHING
+    figure = figures.new(4.4 * len(panels), 4.4)
+    for axis, one in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        perplexity = min(30, (len(one.factors) - 1) / 3)
+        placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(one.factors)
+        for index, who in enumerate(dict.fromkeys(one.client)):
+            name = "all clients" if who < 0 else f"client {who}"
+            color = "0.8" if who < 0 else f"C{index - 1}"
+            axis.plot(*placed[one.client == who].T, "o", ms=3, color=color, label=name)
+        title = f"{one.label}\nmean |r| {one.correlation:.2f}, shift {one.shift:.2f}"
+        axis.set_title(figures.wrapped(title, 4.0, 8), fontsize=8)
+        axis.set(xticks=[], yticks=[])
+        axis.legend(fontsize=7, frameon=False)
+    figures.entitle(figure, data)
+    figures.save(figure, path)
+    columns = {
+        "factors": lambda one: one.label,
+        "mean |r|": lambda one: f"{one.correlation:.3f}",
+        "shift, examples as they are": lambda one: f"{one.plain_shift:.3f}",
+        "shift, as trained on": lambda one: f"{one.shift:.3f}",
+    }
+    return f"{table(panels, columns)}\n\n{NOTE} Figure: {path}."

@@ -1,0 +1,611 @@
+"""The tables and figures of FedIPG (Hao et al. 2025, arXiv 2503.06158), and open questions.
+
+fedjax-inv paper fedipg --study=colours --data=colored_mnist
+
+Studies: colours (FedIPG where its penalty acts, beside FL Games), ends (the round that a rule
+selects, for several rules and strengths of the colour), domains (Table II), penalties (Fig. 4:
+FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten rules from digit to colour, each held
+out), stains (Table III, Fig. 7: coloured strokes, grounds or both), exit (Fig. 3: one of twenty
+clients is slow, lossy or rotated, and may leave). Any flag of `sweep` applies to all rows; every
+seed draws its environments anew.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_inv.checks import UsageError
+
+from ..experiment import grid
+from ..experiment.config import Config
+from ..flags import command
+from ..papers import drawings, exit_strategy, study
+from ..papers.study import CellResult, Cells, Row, RowResult, Study
+from ..parts import selection
+from ..parts.selection import RULES, Pick
+from ..reporting import report
+from ..running.records import Domain, Line, Record
+
+DATA = (
+    *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
+    *("mnist", "digits", "cifar10", "colored_moved_digits"),
+)
+_COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
+
+
+def _colored(data: str) -> str:
+    """The preset for coloured data; raises UsageError for other data."""
+    study.check_data(data, _COLORED)
+    return _COLORED[data]
+
+
+def _adaptive(data: str, work: str, *more: str) -> tuple[str, ...]:
+    """Flags of an adaptive server with local epochs or full batches (`work`)."""
+    small = ",adaptive_small" if data.endswith("_digits") else ""
+    after = "".join(f",{preset}" for preset in more)
+    of_data = "rotated_digits_small" if data == "rotated_digits" else _colored(data)
+    return (f"--preset={of_data},adaptive_{work}{small}{after}",)
+
+
+def _fedipg(data: str, work: str) -> tuple[str, ...]:
+    """Flags of FedIPG where its penalty acts. The warm-up ends when the cue is learned."""
+    flags = _adaptive(data, work, "fedipg_acts")
+    if data.endswith("_digits"):  # too few validation examples for the domains to differ
+        return (*flags, "--set=warmup_rounds=60", "--set=penalty=10000.0", "--select=last")
+    if work == "full_batch":  # the penalty that the rule chooses with epochs
+        return (*flags, "--set=warmup_rounds=50", "--set=penalty=10000.0")
+    return (*flags, "--set=warmup_rounds=20")
+
+
+def _game(data: str, play: str) -> Row:
+    """FL Games on the same data and network, but with its paper's ELU in place of ReLU."""
+    preset = f"--preset={data}_f,games_{play},{_colored(data)}"
+    # A small network begins to swing later; a higher learning rate makes it faster.
+    small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
+    return Row(f"F-{play}", (preset, *small))
+
+
+def colours(data: str) -> list[Row]:
+    """FedAvg, FedIPG with local epochs and with full batches, and FL Games."""
+    return [
+        Row("FedAvg-epochs", _adaptive(data, "epochs")),
+        Row("FedIPG-epochs", _fedipg(data, "epochs")),
+        Row("FedIPG-full-batch", _fedipg(data, "full_batch")),
+        _game(data, "sequential"),
+        _game(data, "parallel"),
+    ]
+
+
+_DOMAINS = ("rotated_mnist", "pacs", "rotated_digits")
+# FedAvg's learning rates in the study of domains; the two of the other methods are among them.
+_FOUR_RATES = {
+    "rotated_mnist": "0.005,0.01,0.02,0.05",
+    "pacs": "0.005,0.01,0.03,0.05",
+    "rotated_digits": "0.1,0.2,0.35,0.5",
+}
+# V-REx and FedDG-GA have weights of their own in place of the preset's "uniform". With other
+# --rounds FedDG-GA needs another --set=num_rounds.
+_OWN_WEIGHTS = "--set=weighting="
+_GENERALISING = {
+    "V-REx": ("--algorithm=vrex", _OWN_WEIGHTS, "--set=beta=0.1,1.0"),
+    "FedGMA": ("--algorithm=fedgma", "--set=agreement=0.4,0.8"),
+    "FedDG-GA": (
+        *("--algorithm=feddg_ga", _OWN_WEIGHTS, "--set=step_size=0.05,0.2"),
+        "--set=num_rounds=30",
+    ),
+    "FedSR": ("--algorithm=fedsr", "--set=l2r=0.01,0.1"),
+}
+
+
+def domains(data: str) -> list[Row]:
+    """Table II: each domain is held out in turn; each method chooses among four settings.
+
+    PACS has four methods of domain generalisation besides those of the paper.
+    """
+    study.check_data(data, _DOMAINS)
+    preset = (f"--preset={data}_domains",)
+    # Four settings each: FedAvg has four rates, the others two rates and two values of their own.
+    tuned = {
+        "FedAvg": ("--algorithm=fedavg", f"--learning_rate={_FOUR_RATES[data]}"),
+        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
+        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+        "FedIPG-large": (
+            "--algorithm=fedipg",
+            "--set=penalty=100.0,10000.0",
+            "--set=penalty_on=classifier",
+            "--set=scale_loss=true",
+            "--set=warmup_rounds=10",
+        ),
+    }
+    if data == "pacs":  # the map has them under rotations
+        tuned |= _GENERALISING
+    return [Row(name, (*preset, *flags)) for name, flags in tuned.items()]
+
+
+_SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range and beyond
+
+
+def penalties(data: str) -> list[Row]:
+    """Fig. 4: FedIPG by penalty and penalised part, with 50 clients, five a round."""
+    study.check_data(data, _DOMAINS)
+    few = data == "rotated_digits"
+    flags = (
+        f"--preset={data}_domains",
+        *(() if few else ("--clients=50", "--cohort=5")),
+        "--algorithm=fedipg",
+        f"--learning_rate={'0.2' if few else '0.05'}",
+        f"--set=penalty={','.join(map(str, _SWEPT))}",
+    )
+    return [
+        Row(f"penalty on {part}", (*flags, f"--set=penalty_on={part}"), part)
+        for part in ("all", "classifier")
+    ]
+
+
+def combinations(data: str) -> list[Row]:
+    """Fig. 5: each of ten rules from digit to colour is held out in turn."""
+    study.check_data(data, ("mnist", "digits"))
+    preset = f"--preset=combinations_{data}"
+    tuned = {
+        "FedAvg": ("--algorithm=fedavg", "--learning_rate=0.01,0.02,0.05,0.1"),
+        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
+        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+    }
+    return [Row(name, (preset, *flags)) for name, flags in tuned.items()]
+
+
+# Table III: coloured part -> number of clients, and examples of each; fewer for digits.
+_STAINS = {
+    "mnist": {"foreground": (5, 600), "background": (5, 2000), "both": (20, 2000)},
+    "digits": {"foreground": (5, 100), "background": (5, 250), "both": (20, 70)},
+}
+
+
+def stains(data: str) -> list[Row]:
+    """Table III: the colour follows the label, but in the test the opposite label."""
+    study.check_data(data, _STAINS)
+    rates = "--learning_rate=0.02,0.05,0.1,0.2"
+    rows = []
+    for stain, (num_clients, size) in _STAINS[data].items():
+        preset = f"--preset=stained_{data}"
+        of_stain = (
+            f"--stain={stain}",
+            f"--training_domains={num_clients}",
+            f"--domain_size={size}",
+        )
+        methods = {
+            "ERM": (preset, "--algorithm=erm", rates),
+            "FedAvg": (preset, "--algorithm=fedavg", rates),
+            "FedIPG": (preset, "--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+            # Where the penalty acts, and FedAvg with the same server.
+            "FedAvg-adaptive": (f"{preset},stained_adaptive", rates),
+            "FedIPG-adaptive": (
+                f"{preset},stained_adaptive,fedipg_acts",
+                "--learning_rate=0.05,0.1",
+            ),
+        }
+        rows += [Row(f"{stain} {name}", (*flags, *of_stain)) for name, flags in methods.items()]
+    return rows
+
+
+# The mean probability that the colour fits the label for the clients; 0.85 in Colored MNIST.
+_STRENGTHS = ("0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.99")
+_MOVED = "colored_moved_digits"
+_MOVED_FLAGS = (
+    "--preset=first_look_colour,adaptive_full_batch,fedipg_acts",
+    *("--batch_size=1000", "--server_learning_rate=0.01", "--set=warmup_rounds=300"),
+    *("--rounds=700", "--eval_every=10", "--checkpoint_every=350"),
+)
+
+
+def ends(data: str) -> list[Row]:
+    """FedIPG with two clients, with ten, with all pixels, and with a weaker and stronger colour."""
+    study.check_data(data, ("colored_mnist", _MOVED))
+    flags = (
+        *(_MOVED_FLAGS if data == _MOVED else _fedipg(data, "epochs")),
+        *("--set=penalty=10000.0", "--select=last"),
+    )
+    rows = [Row("two-clients", flags), Row("ten-clients", (*flags, "--clients=10"))]
+    if data != _MOVED:
+        rows.append(Row("28x28", (*flags, "--stride=1")))
+    for strength in _STRENGTHS:
+        wrong = 1 - float(strength)
+        step = min(0.05, wrong)
+        flips = f"{wrong + step:.2f},{wrong - step:.2f}"
+        rows.append(Row(f"strength-{strength}", (*flags, f"--flips={flips}")))
+    return rows
+
+
+def _diverged(result: RowResult) -> Cells:
+    return {"selected by": result.config.watching.select, "test, %": study.why_none(result)}
+
+
+def _accuracies(result: RowResult) -> Cells:
+    """Accuracies of the selected evaluations, by held-out domain if there are several."""
+    if len(result.cells) > 1:
+        return _by_domain(result)
+    runs = result.only.runs
+    pairs = _selected(result, result.only)
+    picked = [at for _, at in pairs]
+    rule = result.config.watching.select
+    if result.config.watching.stop_below:
+        rule = f"the stop, {len(picked)} of {len(runs)}"
+    hyper = runs[0]["hyper"]
+    sent = [_megabytes(run, at) for run, at in pairs]
+    return {
+        "selected by": rule,
+        "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
+        "at round": report.spread([each["round"] for each in picked]) if picked else "",
+        "training domains, %": study.percent(picked, "validation_score"),
+        "test, %": study.percent(picked, "test_score"),
+        "worst domain, %": study.percent(picked, "worst_score"),
+        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+        "MB sent by then": report.spread(sent) if sent else "",
+    }
+
+
+def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]]:
+    """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
+    if not result.config.watching.stop_below:
+        return [(run, run["selected"]) for run in cell.runs]
+    return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
+
+
+def _megabytes(run: Record, at: Record) -> float:
+    """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
+    if "bytes" in at:
+        return at["bytes"] / 1e6
+    last = run["last"]
+    return last["bytes"] / last["played"] * at["round"] / 1e6
+
+
+def _by_domain(result: RowResult) -> Cells:
+    """Test accuracy by held-out domain, their mean and the worst."""
+    tests = {
+        cell.held_out: [run["selected"]["test_score"] for run in cell.runs] for cell in result.cells
+    }
+    by_seed = np.array(list(tests.values()))
+    oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
+    best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
+    return {
+        "selected by": result.config.watching.select,
+        **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
+        "mean, %": report.percent(by_seed.mean(0)),
+        "worst, %": report.percent(by_seed.min(0)),
+        "mean by oracle, %": report.percent(np.mean(best, 0)),
+    }
+
+
+def _scores(result: RowResult) -> study.ByHeading:
+    """The accuracies by which methods are compared."""
+    if len(result.cells) > 1:
+        return _scores_by_domain(result)
+    at = {run["seed"]: line for run, line in _selected(result, result.only)}
+    headings = {
+        "training domains, %": "validation_score",
+        "test, %": "test_score",
+        "worst domain, %": "worst_score",
+    }
+    return study.scores(at, headings) | study.last_scores(result)
+
+
+def _scores_by_domain(result: RowResult) -> study.ByHeading:
+    """Test accuracy by held-out domain, their mean and the worst, of seeds in all domains."""
+    by_domain = {
+        cell.held_out: {run["seed"]: run["selected"]["test_score"] for run in cell.runs}
+        for cell in result.cells
+    }
+    first, *others = by_domain.values()
+    tests = {
+        seed: [of[seed] for of in by_domain.values()]
+        for seed in first
+        if all(seed in of for of in others)
+    }
+    return {
+        **{f"{domain}, %": scores for domain, scores in by_domain.items()},
+        "mean, %": {seed: float(np.mean(of)) for seed, of in tests.items()},
+        "worst, %": {seed: min(of) for seed, of in tests.items()},
+    }
+
+
+def _held(times: int) -> Pick:
+    """A rule: the evaluation at which the domains agree for so many evaluations in a row."""
+
+    def pick(lines: Sequence[Line]) -> Line | None:
+        return _in_a_row(selection.after_difference(lines), selection.agrees, times)
+
+    return pick
+
+
+def _in_a_row(lines: Sequence[Line], holds: Callable[[Line], bool], times: int = 1) -> Line | None:
+    """The first line that is the last of so many in a row for which something holds."""
+    count = 0
+    for line in lines:
+        count = count + 1 if holds(line) else 0
+        if count == times:
+            return line
+    return None
+
+
+def _validation(line: Line) -> list[Domain]:
+    return [each for each in line["domains"].values() if each["split"] == "validation"]
+
+
+def _risks_agree(line: Line) -> bool:
+    """Whether the losses of the domains differ no more than by chance, as the accuracies do.
+
+    The variance of a loss is that of a network whose every prediction is as sure as the whole is
+    right: a (1 - a) log(a / (1 - a))^2 at an accuracy of a.
+    """
+    domains = _validation(line)
+    losses = [each["loss"] for each in domains]
+    if None in losses:
+        return False
+    counts = np.array([each["examples"] for each in domains])
+    right = np.average([each["score"] for each in domains], weights=counts)
+    if not 0 < right < 1:
+        return False
+    variance = right * (1 - right) * np.log(right / (1 - right)) ** 2
+    mean = np.average(losses, weights=counts)
+    return float(np.sum(counts * (losses - mean) ** 2)) <= (len(domains) - 1) * variance
+
+
+def _both(lines: Sequence[Line]) -> Line | None:
+    """A rule: the first evaluation at which accuracies and risks agree."""
+    after = selection.after_difference(lines)
+    return _in_a_row(after, lambda line: selection.agrees(line) and _risks_agree(line))
+
+
+def _last_agreeing(lines: Sequence[Line]) -> Line | None:
+    """A rule: the last evaluation at which the domains agree."""
+    return _in_a_row(selection.after_difference(lines)[::-1], selection.agrees)
+
+
+def _level(lines: Sequence[Line]) -> Line | None:
+    """A rule: after agreement, the first evaluation at which validation no longer falls.
+
+    It and the two before it are in the mean at least as good as the three before those.
+    """
+    first, after = _held(1)(lines), selection.after_difference(lines)
+    if first is None:
+        return None
+    scores = [line["validation_score"] for line in after]
+    for at in range(max(after.index(first), 5), len(after)):
+        if np.mean(scores[at - 2 : at + 1]) >= np.mean(scores[at - 5 : at - 2]):
+            return after[at]
+    return after[-1]
+
+
+_ENDS: dict[str, Pick] = {
+    "agreement": RULES["agreement"].pick,
+    **{f"agreement {times} times": _held(times) for times in (2, 3, 5)},
+    "agreement of accuracies and risks": _both,
+    "level after agreement": _level,
+    "last agreement": _last_agreeing,
+    **{name: RULES[name].pick for name in ("last_if_agreed", "last", "validation", "oracle")},
+}
+
+
+def _by_end(result: RowResult) -> Cells:
+    """Test accuracy and mean round by rule.
+
+    If a rule picks none for some seeds, their last round counts; if for all, there is no accuracy.
+    """
+    cells = {}
+    for name, pick in _ENDS.items():
+        found = [pick(selection.candidates(lines)) for lines in result.only.logs]
+        if not any(found):
+            cells[f"{name}, %"] = "none"
+            continue
+        lines = [line or log[-1] for line, log in zip(found, result.only.logs, strict=True)]
+        none = f", none for {found.count(None)}" if None in found else ""
+        mean = np.mean([line["played"] for line in lines])
+        cells[f"{name}, %"] = f"{study.percent(lines, 'test_score')} (round {mean:.0f}{none})"
+    return cells
+
+
+def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
+    return [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
+
+
+def _by_penalty(result: RowResult) -> Cells:
+    """Test accuracy by penalty, the mean over held-out domains."""
+    tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
+    return {
+        f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
+        for penalty, test in tests.items()
+    }
+
+
+def _check_swept(chosen: Config) -> None:
+    """Raises UsageError if runs of a domain differ in more than their seeds and the penalties."""
+    study.check_one_method(chosen)
+    study.check_one_value(chosen, "penalty")
+    (cell,) = grid.cells(chosen, [None])[:1]
+    if {run.hyper["penalty"] for run in cell.runs} != {*_SWEPT}:
+        text = ", ".join(f"{penalty:g}" for penalty in _SWEPT)
+        raise UsageError("--set=penalty", ..., f"must be {text}, the columns of this study")
+
+
+def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
+    """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
+    runs = [_with_penalty(cell, penalty) for cell in result.cells]
+    if any(run["diverged"] for of_cell in runs for run in of_cell):
+        return None
+    rule = result.config.watching.select
+    lines = [[selection.picked_or_last(run, rule) for run in of_cell] for of_cell in runs]
+    return np.array([[line["test_score"] for line in of_cell] for of_cell in lines])
+
+
+def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 4: mean and worst test accuracy over held-out domains, by penalty."""
+    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
+    for result in results:
+        for penalty in _SWEPT:
+            tests = _of_domains(result, penalty)
+            for quantity, over in (
+                ("mean of held-out domains, %", np.mean),
+                ("worst held-out domain, %", np.min),
+            ):
+                values = [] if tests is None else [float(v) for v in 100 * over(tests, axis=0)]
+                series = points.setdefault(quantity, {}).setdefault(result.row.label, [])
+                series.append((f"{penalty:g}", values))
+    return drawings.against(path, f"{data}: FedIPG", "penalty", points)
+
+
+def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Test accuracy by round, a panel per held-out domain.
+
+    A single held-out domain has a second panel, by megabytes sent.
+    """
+    held_out = [cell.held_out for cell in results[0].cells]
+    panels = [
+        _by_round(results, place, key)
+        for place in range(len(held_out))
+        for key in (("round", "bytes") if len(held_out) == 1 else ("round",))
+    ]
+    title = f"{data}: a line per seed, a large dot where its rule selects"
+    return drawings.lines(path, title, panels, (5.5, 4.4), spread="", percent=True)
+
+
+def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Panel:
+    """The curves of a held-out domain against rounds or bytes."""
+    lines = {}
+    for result in results:
+        cell = result.cells[place]
+        if not cell.runs:
+            continue
+        x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
+        dots = [
+            (
+                at["round"] if key == "round" else _megabytes(run, at),
+                100 * at["test_score"],
+            )
+            for run, at in _selected(result, cell)
+        ]
+        lines[result.row.label] = drawings.Line(np.array(x), 100 * np.array(y), dots)
+    x_label = "round" if key == "round" else "MB sent in all"
+    title = f"held out: {results[0].cells[place].held_out}"
+    return drawings.Panel(lines, title, x_label, "test accuracy, %", log_x=key == "bytes")
+
+
+def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds or megabytes, and test accuracy: of every round if watched, or of evaluations."""
+    scale = 1e-6 if key == "bytes" else 1
+    if "test_by_round" in lines[-1]:
+        test = np.concatenate([line["test_by_round"] for line in lines])
+        return np.arange(1, len(test) + 1) * (scale * lines[-1][key] / lines[-1]["round"]), test
+    if key == "bytes":  # a logarithmic axis has no 0
+        lines = selection.trained(lines)
+    test = np.array([line["test_score"] for line in lines])
+    return np.array([scale * line[key] for line in lines]), test
+
+
+def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Fig. 7: test accuracy by round, a panel per stain."""
+    panels: dict[str, dict[str, drawings.Line]] = {}
+    for result in results:
+        stain, _, method = result.row.label.partition(" ")
+        lines = panels.setdefault(stain, {})
+        if result.is_complete:
+            lines[method] = study.curve(result)
+    return drawings.lines(
+        path,
+        data,
+        [
+            drawings.Panel(lines, f"stained: {stain}", "round", "test accuracy, %")
+            for stain, lines in panels.items()
+        ],
+        (4.4, 3.8),
+        spread=drawings.DEVIATION,
+        percent=True,
+    )
+
+
+NUMBERS = study.printed("fedipg")
+
+
+def numbers(result: RowResult, data: str) -> Cells:
+    """The paper's numbers of a row; those of held-out domains are means over all of them."""
+    if data in _DOMAINS and result.config.data.held_out != "all":
+        return {}
+    at = (result.row.label, data)
+    return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}
+
+
+_ABOUT_SELECTION = (
+    "Rules of selection: agreement, the first evaluation at which the training domains differ no "
+    "more than by chance; last_if_agreed, the last one, if there is one of agreement; validation, "
+    "the best one on the training domains; games, at the stop."
+)
+_ABOUT_ENDS = (
+    "Test accuracy by rule, with the mean round; a seed for which a rule picks none counts with "
+    "its last round. Agreement: the first evaluation at which the training domains, which had "
+    "differed, differ no more than by chance; 2, 3 and 5 times: the second, third and fifth such "
+    "evaluation in a row; of accuracies and risks: their losses agree, too; level after agreement: "
+    "from agreement on, the first at which the mean validation accuracy of three evaluations is at "
+    "least that of the three before; last agreement: the last one that agrees; last_if_agreed: the "
+    "last one, if any agrees; validation: the best one on the training domains; oracle: the best "
+    "one in the test."
+)
+PAPER = study.Paper(
+    "fedipg",
+    DATA,
+    {
+        "colours": Study(
+            colours,
+            _accuracies,
+            numbers,
+            {"_by_round": draw_by_round},
+            _scores,
+            caption=_ABOUT_SELECTION,
+        ),
+        "domains": Study(
+            domains,
+            _accuracies,
+            numbers,
+            scores=_scores,
+            check=study.check_one_method,
+            caption=_ABOUT_SELECTION,
+        ),
+        "penalties": Study(
+            penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_swept
+        ),
+        "combinations": Study(
+            combinations,
+            _accuracies,
+            numbers,
+            scores=_scores,
+            check=study.check_one_method,
+            caption=_ABOUT_SELECTION,
+        ),
+        "stains": Study(
+            stains,
+            _accuracies,
+            numbers,
+            {"": draw_stains},
+            check=study.check_one_cell,
+            caption=_ABOUT_SELECTION,
+        ),
+        "ends": Study(ends, _by_end, check=study.check_one_cell, caption=_ABOUT_ENDS),
+        "exit": Study(
+            exit_strategy.leaving,
+            exit_strategy.exit_columns,
+            figures={
+                "": exit_strategy.draw_exit,
+                "_contributions": exit_strategy.draw_contributions,
+            },
+            check=exit_strategy.check,
+            caption="At the last round; clients by their validation examples. Regular clients: "
+            "without client 0, if it is rotated.",
+        ),
+    },
+    caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
+    diverged=_diverged,
+)
+BINARY = study.binary(PAPER, __doc__)
+
+
+if __name__ == "__main__":
+    command.main(BINARY)

@@ -1,0 +1,243 @@
+"""LIME masks: the pixels that decide, side by side for the rows of a study (FL Games, Fig. 1a).
+
+LIME (Ribeiro et al. 2016) blackens random squares of an image and fits a linear model to the
+probability of the class that a network predicts; the weight of a square says how much it speaks for
+this class.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.axes import Axes
+
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv.models.blocks import unit_range
+from fedjax_inv.types import Tree
+
+from ..papers import drawings
+from ..papers.study import RowResult
+from ..reporting import figures, finished
+from ..reporting.finished import OneRun
+from ..reporting.tables import table
+
+IMAGES = (0, 11)  # of the test domain
+SAMPLES = 1000  # perturbed images per mask
+_BATCH = 100  # perturbed images per call of the network
+_SQUARES = 14  # along the side of an image
+
+NOTE = (
+    "A square that is black already stays as it is when it is hidden: weight on the background is "
+    "noise of the fit, or of squares that hold both."
+)
+
+# RGB images [B, H, W, 3] -> probabilities [B, K]
+Classifier = Callable[[np.ndarray], np.ndarray]
+
+
+class Masks(NamedTuple):
+    """The masks of I images and a run."""
+
+    label: str
+    images: np.ndarray  # [I, H, W, channels] as the network sees them
+    y: np.ndarray  # [I] int32
+    classes: tuple[str, ...]
+    weights: np.ndarray  # [I, H, W], the weight of the pixel's square
+    predicted: np.ndarray  # [I] int, the class that the weights speak for
+    probability: np.ndarray  # [I], of that class
+
+
+def to_rgb(x: np.ndarray) -> np.ndarray:
+    """Images [..., C] as RGB [..., 3]: grey for C = 1, red and green for 2, unchanged for 3."""
+    if x.shape[-1] == 2:
+        return np.concatenate([x, np.zeros_like(x[..., :1])], axis=-1)
+    return np.broadcast_to(x, (*x.shape[:-1], 3))
+
+
+def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
+    """Images [..., channels] from RGB [..., 3], the inverse of `to_rgb`."""
+    return rgb[..., :channels]
+
+
+def seen_images(one: OneRun, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(images as the network sees them, labels) of the test domain of a run.
+
+    indices: which, in the order of the data set.
+    """
+    made = one.runs.data
+    split = made.splits[one.runs.cell.held_out][one.run.seed]
+    rows = np.sort(parts_of(split.test)[0])[list(indices)]
+    x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], made.data.x)
+    seen = np.asarray((made.dataset.render or unit_range)(x), np.float32)
+    return seen, np.asarray(made.data.y)[rows]
+
+
+def classifier(one: OneRun, channels: int) -> Classifier:
+    """A function from RGB images to the probabilities that a new client of a run predicts.
+
+    channels: the number of channels of the network's inputs.
+    """
+    algorithm, server = one.algorithm(rendered=True), one.served().server
+
+    @jax.jit
+    def probabilities(server: Tree, x: jax.Array) -> jax.Array:
+        own = algorithm.init_client(server, jnp.int32(0))
+        return jax.nn.softmax(algorithm.predict(server, own, x))
+
+    def classify(rgb: np.ndarray) -> np.ndarray:
+        x = from_rgb(rgb, channels)
+        # Whole batches, so that the function is compiled once.
+        padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
+        batches = np.split(padded, len(padded) // _BATCH)
+        return np.concatenate([probabilities(server, batch) for batch in batches])[: len(x)]
+
+    return classify
+
+
+def squares(height: int, width: int, side: int) -> np.ndarray:
+    """[height, width] int: for each pixel the number of its square of side x side pixels.
+
+    LIME's own segmentation, quickshift, groups pixels of similar colour within some ten pixels. In
+    an image of 8x8 or 28x28 it finds one or two segments, and none of them is a stroke.
+    """
+    rows, columns = np.arange(height) // side, np.arange(width) // side
+    return rows[:, None] * (columns[-1] + 1) + columns
+
+
+def explain(
+    rgb: np.ndarray,
+    classify: Classifier,
+    segments: np.ndarray,
+    label: int,
+    *,
+    samples: int,
+    seed: int,
+) -> np.ndarray:
+    """LIME's weights [H, W] for the probability of `label`, equal within each segment.
+
+    rgb: [H, W, 3]. segments: [H, W] int, numbered from 0. samples: the number of perturbed images.
+    """
+    from lime.lime_image import LimeImageExplainer  # its import takes a second
+
+    explanation = LimeImageExplainer(random_state=seed).explain_instance(
+        rgb,
+        classify,
+        labels=(label,),
+        top_labels=None,
+        hide_color=0,
+        num_samples=samples,
+        batch_size=_BATCH,
+        segmentation_fn=lambda image: segments,
+    )
+    weights = np.zeros(segments.max() + 1)
+    for segment, weight in explanation.local_exp[label]:
+        weights[segment] = weight
+    return weights[segments]
+
+
+def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAMPLES) -> Masks:
+    """The masks of a row's first seed, by the last state: of a game, that of its stop.
+
+    Every row sees the same perturbations of an image.
+    """
+    seed = result.config.run.seeds[0]
+    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
+    one = runs.select(seed, 0, "last")
+    images, y = seen_images(one, indices)
+    classify, pictures = classifier(one, images.shape[-1]), to_rgb(images)
+    probabilities = classify(pictures)
+    predicted = probabilities.argmax(-1)
+    height, width = images.shape[1:3]
+    segments = squares(height, width, max(1, min(height, width) // _SQUARES))
+    weights = [
+        explain(picture, classify, segments, label, samples=samples, seed=seed)
+        for picture, label in zip(pictures, predicted, strict=True)
+    ]
+    label = f"{result.row.label}, round {one.line().played}"
+    classes = runs.data.dataset.classes
+    return Masks(label, images, y, classes, np.stack(weights), predicted, probabilities.max(-1))
+
+
+def figure_of(x: np.ndarray) -> np.ndarray:
+    """[..., H, W] bool: which pixels of images [..., H, W, channels] are not black."""
+    return np.any(x > 0, axis=-1)
+
+
+def shares(rows: Sequence[Masks]) -> str:
+    """A table of the absolute weight on figure and background over all images, a line per row."""
+    figure = figure_of(rows[0].images)
+    lines: list[tuple[str, float, float]] = []
+    for row in rows:
+        size = np.abs(row.weights)
+        lines.append((row.label, size[figure].sum(), size[~figure].sum()))
+    lines.append(("pixels", figure.sum(), (~figure).sum()))
+    columns: dict[str, Callable[[tuple[str, float, float]], str]] = {
+        "absolute weight": lambda line: line[0],
+        "on the figure": lambda line: f"{line[1]:.4g}",
+        "on the background": lambda line: f"{line[2]:.4g}",
+        # Nothing matters to a network that always predicts the same.
+        "on the figure, %": lambda line: (
+            f"{100 * line[1] / sum(line[1:]):.1f}" if sum(line[1:]) else ""
+        ),
+    }
+    return table(lines, columns, align="decimal")
+
+
+def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws a line per image: the image, then the mask of each row. Returns the table of shares."""
+    rows = [masks(result) for result in results if result.is_complete]
+    if not rows:
+        return drawings.NOTHING
+    paint(path, data, rows)
+    return f"{shares(rows)}\n\n{NOTE} Figure: {path}."
+
+
+def paint(path: Path, data: str, rows: Sequence[Masks]) -> None:
+    """Draws the masks."""
+    first = rows[0]
+    count = len(first.images)
+    drawing = figures.new(2.2 + 2.7 * len(rows), 1.1 + 2.4 * count)
+    axes = drawing.subplots(count, len(rows) + 1, squeeze=False)
+    about = "LIME weights: orange speaks for the predicted class, purple against it"
+    figures.entitle(drawing, f"{data}\n{about}", 10)
+    for axis in axes.flat:
+        axis.set(xticks=[], yticks=[])
+    for axis, head in zip(axes[0], ("test image", *(row.label for row in rows)), strict=True):
+        axis.annotate(
+            figures.wrapped(head, 2.4, 9),
+            (0.5, 1),
+            xytext=(0, 24),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            fontweight="bold",
+        )
+    for i, (image, label) in enumerate(zip(first.images, first.y, strict=True)):
+        axes[i, 0].imshow(to_rgb(image).clip(0, 1))
+        axes[i, 0].set_title(figures.literal(f"label {first.classes[label]}"), fontsize=9)
+        for axis, row in zip(axes[i, 1:], rows, strict=True):
+            _draw_mask(axis, row.weights[i], figure_of(image))
+            predicts = row.classes[row.predicted[i]]
+            axis.set_title(
+                figures.literal(f"predicts {predicts}, p = {row.probability[i]:.2f}"),
+                fontsize=9,
+                color="C2" if row.predicted[i] == label else "C3",
+            )
+    figures.save(drawing, path, dpi=150)
+
+
+def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
+    """Draws a heat map of the weights [H, W], and a line around the figure [H, W]."""
+    limit = np.abs(weights).max() or 1.0
+    picture = axis.imshow(weights, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, pad=0.03)
+    bar.ax.tick_params(labelsize=7)
+    if figure.any() and not figure.all():
+        # Along the edges of the pixels, not through their centres.
+        extent = (-0.5, figure.shape[1] - 0.5, -0.5, figure.shape[0] - 0.5)
+        fine = np.kron(figure, np.ones((16, 16)))
+        axis.contour(fine, [0.5], extent=extent, colors="black", linewidths=0.7, alpha=0.6)

@@ -1,0 +1,194 @@
+"""Metrics of predictions, by name: --metrics.
+
+A metric that is not defined on some examples, such as the AUROC of a single class, is None there.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..flags.flag import flag, flag_error
+
+# scikit-learn is imported by the first metric that needs it, as its import takes a second.
+
+_BINS = 15  # of the calibration error
+
+
+class Predictions(NamedTuple):
+    """A network's outputs for M examples, M above 0, and their targets."""
+
+    kind: str  # of the targets: classes, labels or values
+    y: np.ndarray  # [M] or [M, K], as `Dataset.y`
+    outputs: np.ndarray  # [M, K]
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """[M, K] of classes or labels, in float64."""
+        outputs = self.outputs.astype(np.float64)
+        if self.kind == "classes":
+            powers = np.exp(outputs - outputs.max(1, keepdims=True))
+            return powers / powers.sum(1, keepdims=True)
+        # exp of a negative number only, which cannot overflow.
+        small = np.exp(-abs(outputs))
+        return np.where(outputs >= 0, 1, small) / (1 + small)
+
+    @property
+    def predicted(self) -> np.ndarray:
+        """The most likely class [M], labels [M, K] or values [M, K]."""
+        if self.kind == "classes":
+            return self.outputs.argmax(1)
+        return self.outputs > 0 if self.kind == "labels" else self.outputs
+
+    @property
+    def truth(self) -> np.ndarray:
+        """[M, K]: whether a class or a label is true, or the values."""
+        if self.kind == "classes":
+            return np.arange(self.outputs.shape[1]) == self.y[:, None]
+        return self.y.reshape(self.outputs.shape)
+
+
+class Metric(NamedTuple):
+    """A metric of predictions."""
+
+    text: str
+    kinds: tuple[str, ...]  # of targets, that it fits
+    of: Callable[[Predictions], float | None]
+
+
+def _balanced_accuracy(of: Predictions) -> float:
+    from sklearn.metrics import recall_score
+
+    return recall_score(of.y, of.predicted, labels=np.unique(of.y), average="macro")
+
+
+def _f1(of: Predictions) -> float:
+    from sklearn.metrics import f1_score
+
+    if of.kind == "classes":
+        occurring = np.unique(of.y)
+        return f1_score(of.y, of.predicted, labels=occurring, average="macro", zero_division=0)
+    pairs = zip(of.truth.T, of.predicted.T, strict=True)
+    return float(np.mean([f1_score(*pair, zero_division=0) for pair in pairs]))
+
+
+def _over_columns(
+    score: Callable[[np.ndarray, np.ndarray], float], of: Predictions
+) -> float | None:
+    """The mean of a score over the classes or labels that are true for some examples, not for all.
+
+    score: (whether it is true [M], its probability [M]) -> its score.
+    """
+    truth, probabilities = of.truth, of.probabilities
+    known = np.logical_and(truth.any(0), ~truth.all(0))
+    if of.kind == "classes" and len(known) == 2:
+        known[0] = False  # the second of two classes is the positive one
+    values = [score(truth[:, k], probabilities[:, k]) for k in np.flatnonzero(known)]
+    return float(np.mean(values)) if values else None
+
+
+def _auroc(of: Predictions) -> float | None:
+    from sklearn.metrics import roc_auc_score
+
+    return _over_columns(roc_auc_score, of)
+
+
+def _average_precision(of: Predictions) -> float | None:
+    from sklearn.metrics import average_precision_score
+
+    return _over_columns(average_precision_score, of)
+
+
+def _calibration_error(of: Predictions) -> float:
+    """The expected calibration error (Guo et al. 2017, Eq. 3)."""
+    if of.kind == "classes":
+        confidence, right = of.probabilities.max(1), of.predicted == of.y
+    else:
+        probabilities = of.probabilities
+        confidence = np.maximum(probabilities, 1 - probabilities).ravel()
+        right = (of.predicted == of.truth).ravel()
+    place = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
+    gaps = np.bincount(place, right - confidence, _BINS)
+    return float(abs(gaps).sum() / len(confidence))
+
+
+def _brier(of: Predictions) -> float:
+    squares = (of.probabilities - of.truth) ** 2
+    return float((squares.sum(1) if of.kind == "classes" else squares.mean(1)).mean())
+
+
+def _mae(of: Predictions) -> float:
+    from sklearn.metrics import mean_absolute_error
+
+    return mean_absolute_error(of.truth, of.outputs)
+
+
+def _rmse(of: Predictions) -> float:
+    from sklearn.metrics import mean_squared_error
+
+    return mean_squared_error(of.truth, of.outputs) ** 0.5
+
+
+def _r2(of: Predictions) -> float | None:
+    from sklearn.metrics import r2_score
+
+    varies = np.ptp(of.truth, axis=0) > 0
+    return r2_score(of.truth[:, varies], of.outputs[:, varies]) if varies.any() else None
+
+
+_PREDICTED = ("classes", "labels")
+METRICS = {
+    "balanced_accuracy": Metric(
+        "the mean of the accuracies on each class", ("classes",), _balanced_accuracy
+    ),
+    "f1": Metric("the mean F1 of the classes that occur, or of the labels", _PREDICTED, _f1),
+    "auroc": Metric(
+        "the area under the ROC curve, the mean over classes against the rest, or over labels",
+        _PREDICTED,
+        _auroc,
+    ),
+    "average_precision": Metric("the same of average precision", _PREDICTED, _average_precision),
+    "calibration_error": Metric(
+        f"the expected calibration error in {_BINS} bins", _PREDICTED, _calibration_error
+    ),
+    "brier": Metric(
+        "the squared error of probabilities, the sum over classes or the mean over labels",
+        _PREDICTED,
+        _brier,
+    ),
+    "mae": Metric("the mean absolute error", ("values",), _mae),
+    "rmse": Metric("the root of the mean squared error", ("values",), _rmse),
+    "r2": Metric(
+        "the coefficient of determination, the mean over values that vary", ("values",), _r2
+    ),
+}
+
+
+def metrics_flag(where: str) -> Any:
+    """The flag --metrics. where: what they are computed on, for --help."""
+    listed = "; ".join(f"{name}, {metric.text}" for name, metric in METRICS.items())
+    return flag(
+        (), f"Metrics of {where}, by domain and client: {listed}.", choices=METRICS, kind=str
+    )
+
+
+def check(chosen: Collection[str], kind: str) -> None:
+    """Raises UsageError for a metric of other targets. kind: of the data's targets."""
+    for name in chosen:
+        kinds = METRICS[name].kinds
+        if kind not in kinds:
+            fits = ", ".join(other for other, each in METRICS.items() if kind in each.kinds)
+            text = f"is for {' and '.join(kinds)}, the data have {kind}; must be of {fits}"
+            raise flag_error("metrics", name, text)
+
+
+def values(chosen: Collection[str], of: Predictions) -> dict[str, float | None]:
+    """The metrics by name; None where one is not defined.
+
+    None is defined for outputs that are not finite, or of which a target has several.
+    """
+    is_wide = of.kind != "classes" and of.outputs.size != of.y.size
+    if is_wide or not np.isfinite(of.outputs).all():
+        return dict.fromkeys(chosen)
+    found = {name: METRICS[name].of(of) for name in chosen}
+    return {name: None if value is None else float(value) for name, value in found.items()}

@@ -1,0 +1,175 @@
+"""The loss of training, and the score of evaluations."""
+
+import dataclasses
+from typing import NamedTuple
+
+import msgspec
+
+from fedjax_inv import objectives
+from fedjax_inv.checks import UsageError
+from fedjax_inv.objectives import Score
+from fedjax_inv.types import Loss
+
+from ..flags import names
+from ..flags.flag import (
+    FINITE,
+    FRACTION,
+    POSITIVE,
+    flag,
+    flag_error,
+)
+from ..flags.outside import imported, is_outside
+
+# Loss -> the kinds of targets that it fits; the first loss of a kind is its default.
+_LOSSES = {
+    "cross_entropy": ("classes",),
+    "binary_cross_entropy": ("labels",),
+    "squared_error": ("values",),
+    "focal": ("classes", "labels"),
+    "huber": ("values",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """The loss of training, and the score of evaluations."""
+
+    loss: str = flag(
+        "auto",
+        "The loss of training and evaluations: cross_entropy or focal for classes; "
+        "binary_cross_entropy or focal for labels, of which several may be true; squared_error or "
+        "huber for values; or package.module:function. auto: the first of these.",
+    )
+    label_smoothing: float = flag(
+        0.0, "The part of a target that --loss=cross_entropy shares among all classes.", FRACTION
+    )
+    focal_gamma: float = flag(
+        2.0, "The exponent of --loss=focal: times (1 - p)^gamma, p of the target.", FINITE
+    )
+    huber_delta: float = flag(1.0, "The error from which on --loss=huber is linear.", POSITIVE)
+    score: str = flag(
+        "auto",
+        "The score of evaluations, by which rounds and hyperparameters are selected: accuracy for "
+        "classes; label_accuracy or exact_match (of all labels) for labels; absolute_error or "
+        "squared_error for values; or package.module:name of a function (higher is better) or of "
+        "a fedjax_inv.objectives.Score. auto: the first of these.",
+    )
+
+
+class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to read a score; the default is accuracy."""
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    is_share: bool = True  # whether it is a part of 1, shown in percent
+
+    @property
+    def percent(self) -> str:
+        """The end of a heading after its name."""
+        return ", %" if self.is_share else ""
+
+    @property
+    def heading(self) -> str:
+        """The heading of its values."""
+        return f"{self.name}{self.percent}"
+
+    @property
+    def unit(self) -> str:
+        """The end of a heading that does not name it."""
+        return self.percent or f", {self.name}"
+
+    @property
+    def factor(self) -> int:
+        """The number by which values are multiplied to be shown."""
+        return 100 if self.is_share else 1
+
+    def rank(self, value: float) -> float:
+        """A number that is higher, the better the value is."""
+        return value if self.higher_is_better else -value
+
+
+ACCURACY = Measure()
+
+
+class Task(NamedTuple):
+    """The kind of the data's targets, and the loss and the score for it."""
+
+    kind: str  # classes, labels or values
+    loss: Loss  # of evaluations, and of algorithms that take a loss
+    # the same against means of targets [B, K]; None: there is none
+    loss_of_means: Loss | None
+    is_default: bool  # whether algorithms keep the loss that they have by default
+    score: Score
+
+    @property
+    def measure(self) -> Measure:
+        """How to read the score."""
+        score = self.score
+        found = Measure(score.name, score.higher_is_better, score.is_share)
+        return ACCURACY if found == ACCURACY else found
+
+
+def check(chosen: Objective) -> None:
+    """Raises UsageError for an unknown loss or score."""
+    if chosen.loss != "auto":
+        names.check_factory("loss", chosen.loss, ["auto", *_LOSSES])
+    if is_outside(chosen.score):
+        score_of(chosen.score)
+    elif chosen.score != "auto":
+        names.check_factory("score", chosen.score, ["auto", *objectives.SCORES])
+
+
+def score_of(name: str) -> Score:
+    """A listed score, or one outside of this project; raises UsageError for something else."""
+    if not is_outside(name):
+        return objectives.SCORES[name]
+    found = imported("score", name)
+    if isinstance(found, Score):
+        return found
+    if not callable(found):
+        raise flag_error("score", name, "must be a function or a Score")
+    return Score(name.partition(":")[2], found)
+
+
+def task(chosen: Objective, kind: str) -> Task:
+    """The task of data with this kind of targets.
+
+    Raises UsageError for a loss or a score of another kind.
+    """
+    loss, score = objectives.DEFAULTS[kind]
+    if chosen.score != "auto":
+        score = score_of(chosen.score)
+        if kind not in score.tasks:
+            fits = [name for name, each in objectives.SCORES.items() if kind in each.tasks]
+            raise _of_others("score", chosen.score, score.tasks, kind, fits)
+    name = chosen.loss
+    if name == "auto":
+        name = next(each for each, kinds in _LOSSES.items() if kind in kinds)
+        if chosen.label_smoothing and kind != "classes":
+            text = f"is for classes, the data have {kind}; must be 0"
+            raise flag_error("label_smoothing", chosen.label_smoothing, text)
+    elif not is_outside(name) and kind not in _LOSSES[name]:
+        fits = [each for each, kinds in _LOSSES.items() if kind in kinds]
+        raise _of_others("loss", name, _LOSSES[name], kind, fits)
+    is_default = chosen.loss == "auto" and kind == "classes" and not chosen.label_smoothing
+    of_means: Loss | None = None
+    if is_outside(name):
+        loss = imported("loss", name)
+    elif name == "focal":
+        loss = objectives.focal(chosen.focal_gamma)
+    elif name == "huber":
+        loss = objectives.huber(chosen.huber_delta)
+    elif chosen.label_smoothing:
+        loss = of_means = objectives.smoothed_cross_entropy(chosen.label_smoothing)
+    elif name == "cross_entropy":
+        of_means = objectives.soft_cross_entropy
+    if kind != "classes":
+        of_means = loss
+    return Task(kind, loss, of_means, is_default, score)
+
+
+def _of_others(
+    flag_name: str, name: str, kinds: tuple[str, ...], kind: str, fits: list[str]
+) -> UsageError:
+    text = f"is for {' and '.join(kinds)}, the data have {kind}; must be one of {', '.join(fits)}"
+    return flag_error(flag_name, name, text)

@@ -1,0 +1,204 @@
+"""The clients that take part in a round, and which of their updates arrive."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import devices, missing, platforms, program, schedules
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import Algorithm, Array, Cohort
+
+from ..flags.flag import (
+    FRACTION,
+    PART,
+    PROBABILITY,
+    at_least,
+    flag,
+    flag_error,
+    in_flags,
+    is_real,
+    is_whole,
+    pair,
+)
+
+
+def _is_probability(text: str) -> bool:
+    return is_real(text, PROBABILITY.holds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation:
+    """The clients that take part in a round."""
+
+    cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
+    sampling_rate: float = flag(
+        1.0, "The part of the clients that is drawn each round, instead of --cohort.", PART
+    )
+    slow: tuple[str, ...] = flag(
+        (),
+        "Clients that need several rounds for an update, as client:rounds; the update is computed "
+        "from the network of that many rounds ago.",
+        pair(lambda value: is_whole(value, 1), "a number of rounds above 0"),
+        kind=str,
+    )
+    lossy: tuple[str, ...] = flag(
+        (),
+        "Clients whose updates arrive with a probability, as client:probability.",
+        pair(_is_probability, "a probability"),
+        kind=str,
+    )
+    dropout: float = flag(
+        0.0,
+        "The probability that the update of a drawn client does not arrive.",
+        FRACTION,
+    )
+    frequency: float = flag(
+        1.0, "The probability that an update of a --sparse client arrives in a round.", PART
+    )
+    sparse: float = flag(
+        0.5, "The part of the clients, drawn with the seed, that --frequency is for.", PROBABILITY
+    )
+    late: str = flag(
+        "drop",
+        "What happens to updates that do not arrive in their round: they are dropped; or, stale, "
+        "they arrive when their client is next drawn and does not fail.",
+        choices=("drop", "stale"),
+    )
+    longest_delay: int = flag(
+        10, "Rounds after which a client of --late=stale begins anew.", at_least(1)
+    )
+    missing: str = flag(
+        "skip",
+        "The substitute for an update that does not arrive: none (skip), or the client's last one.",
+        choices=missing.RULES,
+    )
+    first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+
+    def slots(self, num_clients: int) -> int:
+        """The number of clients drawn in a round.
+
+        A single client always takes part, as it may hold the pooled examples of all.
+        """
+        if self.cohort or self.sampling_rate == 1 or num_clients == 1:
+            return min(self.cohort or num_clients, num_clients)
+        try:
+            return schedules.cohort_size(num_clients, self.sampling_rate)
+        except UsageError as error:
+            names = {"rate": "sampling_rate", "num_clients": "clients"}
+            raise in_flags(error, "", names) from None
+
+    @property
+    def history(self) -> int:
+        """The number of broadcasts that a run keeps."""
+        if self.late == "stale":
+            return 1 + self.longest_delay
+        return max([1, *(int(entry.partition(":")[2]) for entry in self.slow)])
+
+
+def check(chosen: Participation, num_clients: int) -> None:
+    """Raises UsageError for flags that contradict each other. num_clients: --clients."""
+    if num_clients and chosen.cohort > num_clients:
+        raise flag_error("cohort", chosen.cohort, f"must be at most --clients={num_clients}")
+    if chosen.late == "stale" and chosen.slow:
+        text = "must be left out with --late=stale, which sets all delays"
+        raise flag_error("slow", chosen.slow, text)
+    for name, entries in _per_client(chosen).items():
+        clients = [entry.partition(":")[0] for entry in entries]
+        if len({*map(int, clients)}) < len(clients):
+            raise flag_error(name, entries, "must have one value for each client")
+
+
+def _per_client(chosen: Participation) -> dict[str, tuple[str, ...]]:
+    """The flags with entries client:value."""
+    return {"slow": chosen.slow, "lossy": chosen.lossy}
+
+
+def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> None:
+    """Raises UsageError for flags that do not fit the numbers of clients and rounds."""
+    if chosen.cohort > num_clients:
+        raise flag_error("cohort", chosen.cohort, f"must be at most the {num_clients} clients")
+    for name, entries in _per_client(chosen).items():
+        for entry in entries:
+            if int(entry.partition(":")[0]) >= num_clients:
+                raise flag_error(name, entry, f"must be of clients 0..{num_clients - 1}")
+    if chosen.frequency < 1 and num_clients > 1 and round(chosen.sparse * num_clients) == 0:
+        text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
+        raise flag_error("sparse", chosen.sparse, text)
+    needed = -(-num_clients // chosen.slots(num_clients))
+    if chosen.first_all and needed > num_rounds:
+        raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={num_rounds}")
+
+
+def with_rule(chosen: Participation, name: str, algorithm: Algorithm) -> Algorithm:
+    """The algorithm with the rule of --missing. Raises UsageError if it does not fit."""
+    try:
+        return missing.with_rule(algorithm, chosen.missing)
+    except UsageError as error:
+        raise in_flags(error, f"--missing={chosen.missing} --algorithm={name}", {}) from None
+
+
+def cohorts(
+    chosen: Participation, inputs: program.Inputs, num_rounds: int, last_round: int
+) -> Cohort:
+    """The cohorts [R, T, S] of T = num_rounds rounds, empty from round `last_round` on."""
+    num_clients = inputs.train.size.shape[1]
+    slots = chosen.slots(num_clients)
+    rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
+    several = num_clients > 1  # a single client may hold the pooled examples of all
+    drops = several and chosen.dropout > 0
+    arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout * drops)
+    is_rare = several and chosen.frequency < 1
+
+    def schedule(key: Array) -> Cohort:
+        if slots < num_clients:
+            cohort = schedules.sampled(key, num_clients, slots, num_rounds)
+        else:
+            cohort = schedules.everyone(num_clients, num_rounds)
+        if chosen.slow:
+            cohort = schedules.slow(cohort, jnp.asarray(rounds_per_update))
+        fails = jnp.asarray(1 - arrives)
+        if is_rare:
+            rare = _upload_probabilities(key, num_clients, chosen.sparse, chosen.frequency)
+            fails = 1 - jnp.asarray(arrives) * rare
+        if chosen.lossy or drops or is_rare:
+            draw_key = jax.random.fold_in(key, 1)
+            if chosen.late == "stale":
+                longest = chosen.longest_delay
+                cohort = schedules.stale(cohort, draw_key, fails, num_clients, longest=longest)
+            else:
+                cohort = schedules.dropout(cohort, draw_key, fails)
+        if chosen.first_all:
+            cohort = schedules.first_all(cohort, num_clients)
+        is_before_end = np.arange(num_rounds)[:, None] < last_round
+        return cohort._replace(present=cohort.present & is_before_end)
+
+    def of_runs(seed: Array) -> Cohort:
+        return jax.vmap(lambda seed: schedule(program.schedule_key(seed)))(seed)
+
+    options = platforms.quick_to_compile()
+    return jax.jit(of_runs, compiler_options=options)(devices.on_host(inputs.seed))
+
+
+def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
+    """The probability [C] that each client's upload arrives. key: the key of the schedule."""
+    draw_key = jax.random.fold_in(key, 2)
+    return schedules.upload_probabilities(draw_key, num_clients, sparse=sparse, frequency=frequency)
+
+
+def is_sparse(chosen: Participation, num_clients: int, seed: int) -> np.ndarray:
+    """[C] bool: which clients of a run are sparse, so that --frequency applies to them."""
+    key = program.schedule_key(seed)
+    return np.asarray(_upload_probabilities(key, num_clients, chosen.sparse, 0.5)) < 1
+
+
+def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.ndarray:
+    """The values [C] of entries client:value, with a default for the other clients."""
+    values = np.full(num_clients, default)
+    for entry in entries:
+        client, _, value = entry.partition(":")
+        if num_clients > 1 and int(client) < num_clients:  # a single client may hold all examples
+            values[int(client)] = float(value)  # cast to the default's type
+    return values

@@ -1,0 +1,103 @@
+"""Networks of finished runs as files: the arrays, and a description that holds the flags."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_inv import averaging, wrapping
+from fedjax_inv.models import saved
+from fedjax_inv.types import Algorithm, Array, Tree
+
+from ..experiment import config, grid
+from ..flags import names
+from ..parts import network as networks
+from ..reporting import finished
+from ..reporting.finished import OneRun, Runs
+from ..running import files
+
+
+def _arguments(runs: Runs) -> dict[str, Any]:
+    """The arguments of the network's factory, which may call its first one as it likes."""
+    given = networks.arguments(runs.config.model, runs.data.dataset)
+    first = next(iter(names.signature(names.network(runs.config.model.model)).parameters))
+    return {first if name == "num_classes" else name: value for name, value in given.items()}
+
+
+def arrays(algorithm: Algorithm, server: Tree, own: Tree) -> dict[str, Array]:
+    """The exported arrays by name. own: the state of a client."""
+    if algorithm.network:
+        return saved.named(algorithm.network(server)) | saved.named(_own(own))
+    *_, innermost = wrapping.layers(server)
+    return saved.named(innermost)
+
+
+def _own(state: Tree) -> Tree:
+    """The part of clients' states that has the names of their networks."""
+    return state.variables if isinstance(state, averaging.Own) else state
+
+
+def _of_clients(clients: Tree, unseen: Tree) -> Tree:
+    """The clients' arrays [C, ...]; one without a turn yet has those of a new client, `unseen`."""
+    if not isinstance(unseen, averaging.Own):
+        return _own(clients)
+    return jax.vmap(lambda own: averaging.kept(own, unseen.variables))(clients)
+
+
+# The outputs of a network, by the kind of targets.
+_OUTPUTS = {
+    "classes": "logits [B, K] of the classes; their softmax are probabilities",
+    "labels": "logits [B, K] of the labels; their sigmoids are probabilities",
+    "values": "values [B, K]",
+}
+
+
+def meaning(one: OneRun) -> dict[str, Any]:
+    """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
+    dataset, name = one.runs.data.dataset, one.runs.cell.algorithm
+    outputs = _OUTPUTS[dataset.task]
+    if one.algorithm().own_outputs:
+        outputs += f"; {name} computes them in a way of its own and not as `models.predict` does"
+    return {"task": dataset.task, "outputs": outputs, "classes": dataset.classes}
+
+
+def description(one: OneRun) -> dict[str, Any]:
+    """The content of model.json."""
+    runs, line, dataset = one.runs, one.line(), one.runs.data.dataset
+    inputs = saved.named(dataset.x).items()
+    score = {"name": runs.result.score.name, "validation": line.validation_score}
+    return {
+        "run": {"folder": str(runs.path), "state": one.state, "round": line.played},
+        "score": {**score, "test": line.test_score},
+        "algorithm": {"name": runs.cell.algorithm, "held_out": runs.cell.held_out}
+        | {"settings": runs.cell.settings, **one.run._asdict()},
+        "holds": "network" if one.algorithm().network else "server",
+        "network": {
+            "model": runs.config.model.model,
+            "arguments": _arguments(runs),
+            "inputs": {name or "x": [str(x.dtype), *x.shape[1:]] for name, x in inputs},
+            "features": dataset.features if dataset.columns else [],
+            **meaning(one),
+        },
+        "flags": config.to_record(runs.config),
+    }
+
+
+def export(one: OneRun, out: Path) -> Path:
+    """Writes the files of a run into its own folder in `out`, and returns that.
+
+    model.safetensors holds the network of a new client, or the server's state if there is no single
+    network; model.json is its description. With a personal algorithm clients.safetensors holds each
+    client's own arrays [C, ...] by the same names. Raises UsageError if the run lacks the state.
+    """
+    record, served, algorithm = description(one), one.served(), one.algorithm()
+    place = out / grid.folder_name(one.name)
+    place.mkdir(parents=True, exist_ok=True)
+    unseen = finished.unseen(algorithm, served.server)
+    about = {name: json.dumps(value) for name, value in meaning(one).items()}
+    saved.save(place / "model.safetensors", arrays(algorithm, served.server, unseen), about)
+    if algorithm.personal:
+        saved.save(place / "clients.safetensors", _of_clients(served.clients, unseen), about)
+    files.write_json(place / "model.json", record)
+    return place

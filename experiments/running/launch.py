@@ -1,0 +1,452 @@
+"""The launch of an experiment: from flags to folders with results.
+
+While a cell runs, the programs of the next ones compile in threads (`ahead`).
+"""
+
+import dataclasses
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+
+from fedjax_inv import program
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import stored
+from fedjax_inv.types import Cohort, Examples, Variables
+
+from ..experiment import assemble, grid
+from ..experiment.assemble import Assembled, Prepared
+from ..experiment.config import FLAGS, GROUPS, Config
+from ..experiment.grid import Cell
+from ..flags import errors, outside
+from ..flags.flag import check_run_dir, shown
+from ..parts import machine
+from ..running import (
+    checkpoints,
+    divergence,
+    events,
+    files,
+    initial,
+    log,
+    loop,
+    provenance,
+    records,
+)
+from ..running import folder as folders
+from ..running.ahead import DEPTH, Ahead
+from ..running.signals import Stop, Stopped
+
+_INPUTS = "inputs.json"  # the shift and scale of the network's inputs
+_AGAIN = "the same command continues"
+
+
+class FinishedCell(NamedTuple):
+    """A cell that has been run."""
+
+    label: str  # the algorithm, with the settings in which the cells differ
+    folder: Path
+    result: records.Result
+
+
+# A cell -> the record of a start of it now
+Begun = Callable[[Cell], records.Start]
+# (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
+Report = Callable[[Assembled, Path, Sequence[FinishedCell]], str]
+
+
+def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> str:
+    """Runs the cells that are not finished, and returns the text of the report.
+
+    in_folders: whether each cell has its own folder in the run folder. If not, there must be one
+        cell with one run per seed, and its results lie in the run folder itself.
+    report: writes tables and figures.
+
+    Raises UsageError, before any compute, if the flags do not fit the data or the folders.
+    """
+    place = Path(os.path.expanduser(folder))
+    with Ahead() as ahead:
+        return prepared(config, place, in_folders=in_folders).run(report, ahead)
+
+
+# The most programs that are kept. Linux limits the memory maps of a process, of which a program has
+# several hundred.
+_MOST_SHARED = 28
+
+
+class Shared:
+    """Programs that several launches of this process use."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._programs: dict[Hashable, program.Program] = {}  # the last used is last
+
+    def get(
+        self, key: Hashable, make: Callable[[], program.Program]
+    ) -> tuple[program.Program, bool]:
+        """The program of a key, and whether it was there before.
+
+        key: what the program depends on.
+        """
+        with self._lock:
+            is_old = key in self._programs
+            found = self._programs.pop(key) if is_old else make()
+            self._programs[key] = found
+            for oldest in [*self._programs][:-_MOST_SHARED]:
+                del self._programs[oldest]
+            return found, is_old
+
+
+def prepared(
+    config: Config,
+    folder: Path,
+    *,
+    in_folders: bool,
+    shared: Shared | None = None,
+    label: str = "",
+) -> "Launch":
+    """The launch of an experiment; arguments and errors as those of `run`.
+
+    shared: the programs of other launches of this process; this one uses and extends them.
+    label: what lines of progress name this launch; "": the label of each cell.
+    """
+    events.check(config.watching.tensorboard)
+    check_run_dir(folder)
+    machine.connect(config.run)
+    is_gone = initial.is_gone(config.model)
+    start = None if is_gone else start_of(config)
+    if (folder / "result.json").exists() and not config.model.init_from:
+        # If nothing is left to run, the report needs the first seed's data alone.
+        first = assemble.assemble(config, config.run.seeds[:1])
+        places, begun = _places(first, folder, in_folders), _begun(first)
+        if None not in _finished(first, places, begun).values():
+            return Launch(first, folder, places, begun, shared, label)
+    assembled = assemble.assemble(config, start=start)
+    assembled.check_fit()
+    places, begun = _places(assembled, folder, in_folders), _begun(assembled)
+    if is_gone:
+        _check_started(config, places.values())
+    # Before the lock, whose file must not lie in another run's folder.
+    _finished(assembled, places, begun)
+    if shared is None:  # of several launches, those of a study, `check` comes first
+        there = any((place / "config.json").exists() for place in places.values())
+        if config.run.resume and machine.leads() and not there:
+            print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
+    warning = assembled.scale_warning()
+    if warning and machine.leads():
+        where = f"--dataset={config.data.dataset}"
+        print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
+    return Launch(assembled, folder, places, begun, shared, label)
+
+
+class Launch:
+    """An experiment that is ready to run, with the folder of each cell by the cell's name."""
+
+    def __init__(
+        self,
+        assembled: Assembled,
+        folder: Path,
+        places: Mapping[str, Path],
+        begun: Begun,
+        shared: Shared | None = None,
+        label: str = "",
+    ) -> None:
+        self._assembled, self._folder, self._places = assembled, folder, places
+        self._begun, self._label = begun, label
+        self._programs = _Programs(assembled.config, assembled.data, shared)
+        self._is_row = shared is not None  # of a study
+        # The rows of a study are resumed without the flag.
+        self._how = _AGAIN if self._is_row else "add --resume to continue"
+
+    def run(self, report: Report, ahead: Ahead) -> str:
+        """Runs the cells that are not finished, and returns the text of the report."""
+        assembled, places = self._assembled, self._places
+        config, cells = assembled.config, assembled.cells
+        with folders.locked(self._folder):
+            results = _finished(assembled, places, self._begun)
+            todo = [cell for cell in cells if results[cell.name] is None]
+            machine.agree(0)  # no process writes before all have checked
+            with Stop() as stop:
+                for cell in cells:
+                    place = places[cell.name]
+                    if results[cell.name] is None:
+                        left = todo[todo.index(cell) + 1 :]
+                        self._begin(left[:DEPTH], ahead)
+                        results[cell.name] = self._alone(cell, ahead, stop)
+                        if left or self._is_row:  # other rows, or the table of all, may be left
+                            _end_if_asked(stop, place)
+                    elif config.watching.tensorboard:  # the finished run may lack events
+                        name = assembled.task.score.name
+                        events.Events(place, cell, log.read(place), True, name).close()
+            if not machine.leads():
+                return ""
+            labels = zip(grid.short_labels(cells), cells, strict=True)
+            finished = []
+            for label, cell in labels:
+                result = results[cell.name]
+                assert result is not None  # by now
+                finished.append(FinishedCell(label, places[cell.name], result))
+            return report(assembled, self._folder, finished)
+
+    def compile_ahead(self, ahead: Ahead) -> None:
+        """Compiles the first program that `run` needs, in a thread."""
+        results = _finished(self._assembled, self._places, self._begun)
+        self._begin(
+            [cell for cell in self._assembled.cells if results[cell.name] is None][:1], ahead
+        )
+
+    def _begin(self, cells: Iterable[Cell], ahead: Ahead) -> None:
+        if jax.process_count() > 1:  # processes must compile in the same order
+            return
+        for cell in cells:
+            ahead.begin(self._key(cell), functools.partial(self._compiled, cell))
+
+    def _key(self, cell: Cell) -> Hashable:
+        return self._folder, cell.name
+
+    def _compiled(self, cell: Cell) -> loop.Job:
+        """The job of a cell whose program is compiled, here or for an earlier cell."""
+        job = self._job(cell)
+        # A run that continues needs neither a start nor a first evaluation.
+        if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
+            return loop.compile_ahead(job)
+        return job
+
+    def _job(self, cell: Cell) -> loop.Job:
+        assembled, programs = self._assembled, self._programs
+        ready, compiled, is_old, cohorts = programs.of(assembled, cell)
+        model, hyper = ready.experiment.model, cell.runs[0].hyper
+        algorithm = assemble.algorithm(
+            assembled.config, cell, model, assembled.task, hyper, ready.sizes
+        )
+        return loop.Job(
+            assembled.config,
+            cell,
+            compiled,
+            ready.data,
+            ready.inputs,
+            ready.groups,
+            algorithm.personal,
+            assembled.task.measure,
+            is_old,
+            cohorts,
+            title=self._title(cell),
+        )
+
+    def _title(self, cell: Cell) -> str:
+        """What lines of progress name a cell."""
+        labels = {each.label for each in self._assembled.cells}
+        parts = [self._label] if self._label else []
+        parts += [cell.label] if len(labels) > 1 or not parts else []
+        return f"{', '.join(parts)}, held out {cell.held_out or 'test split'}"
+
+    def _alone(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
+        """Runs a cell while no other process works in its folder, and returns its result."""
+        place = self._places[cell.name]
+        if place == self._folder:
+            return self._run(cell, ahead, stop)
+        with folders.locked(place):
+            # Another process may have run it since the start of this one.
+            begun = functools.partial(self._begun, cell)
+            done = folders.finished(self._assembled.config, cell, place, begun)
+            return self._run(cell, ahead, stop) if done is None else done
+
+    def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
+        """Runs a cell and returns its result; ends the process if a signal stops it."""
+        place = self._places[cell.name]
+        # Its errors leave the folder as it is.
+        job = ahead.take(self._key(cell), lambda: self._job(cell))
+        if self._assembled.config.outside and not job.is_compiled:
+            loop.trace(job)
+        folders.begin(place, self._assembled.config, cell, self._begun(cell))
+        scaling = self._assembled.scaling_record(cell.held_out)
+        if scaling is not None:
+            files.write_json(place / _INPUTS, scaling)
+        try:
+            return loop.run_cell(job, place, stop)
+        except Stopped as stopped:
+            print(f"{place}: {stopped}; {self._how}", file=sys.stderr)
+            sys.exit(128 + stop.signal)
+
+
+def _end_if_asked(stop: Stop, place: Path) -> None:
+    """Ends the process if a signal came in the last segment of a cell, whose result is kept."""
+    number = machine.agree(stop.signal)
+    if number:
+        print(f"{place}: finished, and stopped before the rest; {_AGAIN}", file=sys.stderr)
+        sys.exit(128 + number)
+
+
+def check(config: Config, folder: Path, *, in_folders: bool) -> None:
+    """Raises the UsageErrors of `run`, without any compute.
+
+    It does not look for the network of --init_from, because an earlier row may still have to write
+    it.
+    """
+    events.check(config.watching.tensorboard)
+    check_run_dir(folder)
+    assembled = assemble.assemble(config, config.run.seeds[:1])
+    assembled.check_fit()
+    _finished(assembled, _places(assembled, folder, in_folders), _begun(assembled))
+
+
+def start_of(config: Config) -> assemble.Start:
+    """A function that reads the networks of --init_from."""
+
+    def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
+        return initial.variables(config.model, shapes, seeds)
+
+    return start
+
+
+def _check_started(config: Config, places: Iterable[Path]) -> None:
+    """Raises UsageError if --init_from is gone and a run has not started from its network yet."""
+    for place in places:
+        has_begun = config.run.resume and checkpoints.rounds(place / "checkpoints")
+        if not (has_begun or (place / "result.json").exists()):
+            assemble.assemble(config, start=start_of(config))  # raises the error
+
+
+def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, Path]:
+    """The folder of each cell, by the cell's name."""
+    cells = assembled.cells
+    if in_folders:
+        folders.check_sweep(folder)
+        return {name: folder / place for name, place in grid.folder_names(cells).items()}
+    if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
+        chosen, hyper = assembled.config, [run.hyper for run in cells[0].runs]
+        where = f"--algorithm={shown(chosen.method.algorithm)}"
+        if len({cell.held_out for cell in cells}) > 1:
+            where = f"--held_out={chosen.data.held_out}"
+        for name in divergence.varied(hyper):
+            values = shown(tuple(dict.fromkeys(each[name] for each in hyper)))
+            where = f"--{name}={values}" if name in FLAGS else f"--set={name}={values}"
+        text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
+        raise UsageError(where, ..., f"{text}several: fedjax-inv sweep, with the same flags")
+    return {cells[0].name: folder}
+
+
+def _begun(assembled: Assembled) -> Begun:
+    @functools.cache  # it reads all data
+    def of_all() -> records.Start:
+        return provenance.record(assembled.loaded, assembled.variables)
+
+    def of_cell(cell: Cell) -> records.Start:
+        return of_all() | {"code": outside.digest(assembled.config.outside_of(cell.algorithm))}
+
+    return of_cell
+
+
+def _finished(
+    assembled: Assembled, places: Mapping[str, Path], begun: Begun
+) -> dict[str, records.Result | None]:
+    """The results of finished cells, None for the others, by the cells' names.
+
+    Raises UsageError if a cell's folder holds another run, or one on other data.
+    """
+    return {
+        cell.name: folders.finished(
+            assembled.config, cell, places[cell.name], functools.partial(begun, cell)
+        )
+        for cell in assembled.cells
+    }
+
+
+def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
+    """What a cell's program depends on.
+
+    Environments, partitions, the schedule of clients, seeds and the held-out domain change nothing
+    but its inputs.
+    """
+    config = assembled.config
+    inputs_alone = ("data", "environment", "partition", "participation", "run")
+    others = [getattr(config, name) for name in GROUPS if name not in inputs_alone]
+    attending = config.participation
+    num_clients = prepared.inputs.train.size.shape[1]
+    run = dataclasses.replace(config.run, run_dir="", seeds=())
+    # A network that paints its inputs depends on more than their shapes.
+    of_data = id(assembled.model) if assembled.dataset.render else config.data.dataset
+    leaves, structure = jax.tree.flatten((prepared.data, prepared.inputs))
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    names = tuple(assembled.dataset.classes), assembled.dataset.words
+    return (
+        cell.label,
+        *others,
+        run,
+        *(attending.history, attending.missing, attending.slots(num_clients)),
+        prepared.experiment.num_groups,
+        assembled.dataset.task,
+        of_data,
+        names,
+        prepared.sizes,
+        prepared.layout,
+        structure,
+        shapes,
+    )
+
+
+class _Programs:
+    """The programs of the cells. Cells that differ only in data of the same shapes share one."""
+
+    def __init__(self, config: Config, data: Examples, shared: Shared | None) -> None:
+        self._config, self._data = config, data
+        self._lock = threading.Lock()  # one thread at a time places
+        self._on_devices: dict[Mesh, Examples] = {}
+        self._programs = Shared() if shared is None else shared
+
+    @functools.cached_property
+    def _padded(self) -> Examples:
+        return assemble.padded(self._data)
+
+    def of(
+        self, assembled: Assembled, cell: Cell
+    ) -> tuple[Prepared, program.Program, bool, Cohort | None]:
+        """A cell, its program, whether that is old, and the cell's cohorts if they are drawn.
+
+        Data and inputs are on the devices, unless the program reads them from the host.
+        """
+        with self._lock:
+            streams = assembled.streams(cell)
+            prepared = assembled.prepare(cell)
+            if not streams:
+                prepared = self._placed(prepared)
+
+            def make() -> program.Program:
+                return program.make(
+                    prepared.experiment,
+                    client_chunk=machine.at_once(self._config.run.client_chunk),
+                    run_chunk=machine.at_once(self._config.run.run_chunk),
+                    layout=prepared.layout,
+                )
+
+            found, is_old = self._programs.get(depends_on(assembled, cell, prepared), make)
+            if not streams:
+                return prepared, found, is_old, None
+            cohorts = loop.drawn(self._config, prepared.inputs)
+            streamed = program.streamed(
+                found,
+                stored.of_arrays(*assembled.data),
+                prepared.inputs,
+                cohorts,
+                prepared.layout,
+                every=self._config.watching.eval_every,
+            )
+            # Its programs are compiled by its first calls, which read the examples, too.
+            return prepared, streamed, True, cohorts
+
+    def _placed(self, prepared: Prepared) -> Prepared:
+        """A cell with its data and inputs on the devices."""
+        layout = prepared.layout
+        if layout.mesh is None:
+            return prepared._replace(data=self._padded)
+        # Cells whose data lie on the same devices use the same.
+        there = None if layout.own else self._on_devices.get(layout.mesh)
+        data, inputs = layout.place(there or self._padded, prepared.inputs)
+        if not layout.own:
+            self._on_devices = {layout.mesh: data}
+        return prepared._replace(data=data, inputs=inputs)

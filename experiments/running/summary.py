@@ -1,0 +1,212 @@
+"""Records of evaluations: the lines of the log, the stops and the results of runs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+
+from fedjax_inv import evaluation, stopping
+from fedjax_inv.communication import Traffic
+from fedjax_inv.evaluation import Scores
+from fedjax_inv.program import Outcome
+
+from ..experiment.grid import Cell
+from ..parts import selection
+from ..parts.objective import ACCURACY, Measure
+from ..running.records import (
+    Domain,
+    Line,
+    RunResult,
+    Stop,
+)
+
+
+def lines(
+    cell: Cell,
+    groups: list[str],
+    outcome: Outcome,
+    traffic: Sequence[Traffic],
+    *,
+    done: int,
+    length: int,
+    seconds: float,
+    drops: bool,
+    measure: Measure = ACCURACY,
+    end_at_stop: bool = False,
+) -> list[Line]:
+    """The lines of the log after a segment, or before the first: one per run.
+
+    Their `bytes`, `dropped` and `diverged` are of this segment; `Log.append` adds them up.
+
+    groups: the names of the validation groups.
+    traffic: of a client in each exchange.
+    done: the number of rounds since the beginning.
+    length: the number of rounds in this segment. Before the first segment it is 0, and there is no
+        train_loss.
+    drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
+        whose evaluation is not finite diverges in any case.
+    measure: how to read the scores.
+    end_at_stop: whether a run ends once it has met all thresholds.
+    """
+    records = []
+    detailed = _by_class_and_client(outcome)
+    for index, run in enumerate(cell.runs):
+        metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
+        loss = metrics.pop("loss", np.zeros(0))
+        means = {name: _mean(values) for name, values in metrics.items()}
+        watched: dict[str, Any] = {
+            f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
+            for name, values in outcome.watched.items()
+        }
+        valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
+        broken = outcome.broken[index, :length] >= 0
+        stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
+        ended = int(stops.max()) if stops.size and stops.all() else None
+        attended = np.asarray(outcome.attended)[index, :length]
+        finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
+        records.append(
+            Line(
+                round=done,
+                run=index,
+                seed=run.seed,
+                hyper=run.hyper,
+                train_loss=_number(loss[-1]) if broken.any() else _last(loss),
+                train_metrics=means or None,
+                **watched,
+                **_by_domain(cell, measure, groups, valid, test),
+                **detailed[index],
+                diverged=bool(not finite or (broken.any() and not drops)),
+                ended=ended,
+                dropped=int(broken.sum()) if drops else None,
+                seconds=round(seconds, 3),
+                bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
+            )
+        )
+    return records
+
+
+def _by_class_and_client(outcome: Outcome) -> list[dict[str, Any]]:
+    """The fields of --watch_classes of each run.
+
+    They are the score on each class and on each client's test examples, None where there are no
+    examples, and the means of both over the others.
+    """
+    fields: list[dict[str, Any]] = [{} for _ in outcome.valid.score]
+    if outcome.detailed is None:
+        return fields
+    names = (("balanced", "class"), ("client", "client"))
+    for (mean, of), scores in zip(names, outcome.detailed, strict=True):
+        means = np.asarray(evaluation.balanced(scores))
+        for run, value in enumerate(means):
+            both = zip(scores.score[run], scores.size[run], strict=True)
+            fields[run][f"{mean}_score"] = float(value)
+            fields[run][f"score_by_{of}"] = [
+                round(float(score), 5) if size else None for score, size in both
+            ]
+    return fields
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if math.isfinite(value) else None  # json has no NaN
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """The mean over the rounds in which a client took part."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else None
+
+
+def _last(values: np.ndarray) -> float | None:
+    """The value of the last round in which a client took part."""
+    finite = values[np.isfinite(values)]
+    return float(finite[-1]) if finite.size else None
+
+
+def test_name(cell: Cell, groups: list[str]) -> str:
+    """The name of the test examples: the held-out domain, or a name of the test split."""
+    if cell.held_out is not None:
+        return cell.held_out
+    more = (f"test split {number}" for number in range(2, 2 + len(groups)))
+    names = ("test", "test split", *more)
+    return next(name for name in names if name not in groups)
+
+
+class _Scores(TypedDict):
+    """The fields that `Line` and `Stop` have in common."""
+
+    domains: dict[str, Domain]
+    validation_score: float
+    test_score: float
+    worst_domain: str
+    worst_score: float
+
+
+def _by_domain(
+    cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
+) -> _Scores:
+    """The scores of an evaluation. valid: arrays [groups or more]. test: arrays [1]."""
+    scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
+    scores.append((test_name(cell, groups), "test", test, 0))
+    domains = {
+        name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
+        for name, split, of, index in scores
+    }
+    # A domain without examples has no score. Without any validation example all count as 0.
+    known = [name for name in groups if domains[name].examples] or groups
+    worst = min(
+        [name for name, domain in domains.items() if domain.examples] or domains,
+        # A score of NaN is the worst, in any order of the domains.
+        key=lambda name: (not np.isnan(domains[name].score), measure.rank(domains[name].score)),
+    )
+    return {
+        "domains": domains,
+        "validation_score": float(np.mean([domains[name].score for name in known])),
+        "test_score": float(test.score[0]),
+        "worst_domain": worst,
+        "worst_score": domains[worst].score,
+    }
+
+
+def stops(
+    cell: Cell,
+    groups: list[str],
+    thresholds: tuple[float, ...],
+    stops: stopping.Stops,
+    run: int,
+    measure: Measure = ACCURACY,
+) -> list[Stop]:
+    """The stops of a run, one per threshold; the round is None if it has not stopped."""
+    records = []
+    for index, threshold in enumerate(thresholds):
+        train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
+        at = int(stops.round[run, index])
+        if not at:
+            records.append(Stop(threshold, None))
+            continue
+        scores = _by_domain(cell, measure, groups, valid, test)
+        records.append(Stop(threshold, at, float(train.score[0]), **scores))
+    return records
+
+
+def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> list[RunResult]:
+    """The results of the runs: the evaluation that each rule picks, and the last one.
+
+    Evaluations after a divergence do not count.
+    """
+    results, rules = [], selection.rules(measure)
+    for index, run in enumerate(cell.runs):
+        mine = [line for line in lines if line.run == index]
+        good = selection.candidates(mine)
+        picked = {name: rule.pick(good) if good else None for name, rule in rules.items()}
+        results.append(
+            RunResult(
+                seed=run.seed,
+                hyper=run.hyper,
+                diverged=any(line.diverged for line in mine),
+                by_rule=picked,
+                last=mine[-1],
+            )
+        )
+    return results

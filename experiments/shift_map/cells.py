@@ -1,0 +1,143 @@
+"""The cells of the map: a method under a kind of shift, compared with FedAvg."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..experiment.config import Config
+from ..papers.study import RowResult
+from ..parts.participation import Participation
+from ..reporting import report
+from ..reporting.comparison import Scores
+from ..running import divergence
+from ..shift_map import verdicts
+from ..shift_map.columns import LISTED as SHIFTS
+from ..shift_map.methods import FEDAVG
+from ..shift_map.verdicts import Verdict
+
+
+class Cell(NamedTuple):
+    """A line of map.csv: a method under a kind of shift. Accuracies are in percent."""
+
+    method: str
+    shift: str
+    severity: float
+    seeds: int
+    test: float  # the mean over seeds; NaN if nothing could be selected
+    tests: tuple[float, ...]  # of each seed
+    difference: float  # this and the next three: the test accuracy less FedAvg's, by seed
+    low: float  # the ends of the 95% interval
+    high: float
+    p: float  # corrected for all cells of the map
+    word: str
+    oracle: float  # the test accuracy if the test itself selected setting and round
+    training_domains: float
+    worst_domain: float  # of the validation domains and the test
+    worst_tenth: float  # of the clients, by test examples in the proportions of their classes
+    megabytes: float  # sent until the selected round
+    steps: float  # expected local steps of all clients until then; NaN where flags do not tell
+    at_round: float
+    setting: str
+    runs_diverged: str
+
+
+def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
+    only = result.only
+    label, rule = result.row.series, result.config.watching.select
+    column, _, severity = result.row.x.partition("=")
+    one = report.choose(label, only.result, rule)
+    oracle = report.choose(label, only.result, "oracle")
+    runs = only.runs
+    lines = [run["selected"] for run in runs]
+
+    def mean(value: Any) -> float:
+        return float(np.mean([value(line) for line in lines])) if lines else np.nan
+
+    tests = [100 * line["test_score"] for line in lines]
+    best = [100 * line["test_score"] for line in oracle.selected] if oracle else []
+    shown = verdict or Verdict(len(runs))
+    return Cell(
+        method=label,
+        shift=column,
+        severity=float(severity),
+        seeds=len(runs),
+        test=float(np.mean(tests)) if tests else np.nan,
+        tests=tuple(tests),
+        difference=100 * shown.mean,
+        low=100 * shown.low,
+        high=100 * shown.high,
+        p=shown.p,
+        word=shown.word,
+        oracle=float(np.mean(best)) if best else np.nan,
+        training_domains=mean(lambda line: 100 * line["validation_score"]),
+        worst_domain=mean(lambda line: 100 * line["worst_score"]),
+        worst_tenth=mean(lambda line: 100 * worst_tenth(line["score_by_client"] or [])),
+        megabytes=mean(lambda line: line["bytes"] / 1e6),
+        steps=mean(lambda line: line["played"] * _steps(result.config)),
+        at_round=mean(lambda line: line["played"]),
+        setting=one.setting if one else "",
+        runs_diverged=divergence.count(only.result.runs),
+    )
+
+
+def worst_tenth(scores: Sequence[float | None]) -> float:
+    """The mean of the lowest tenth of the clients' scores, one client at least; None: no score."""
+    known = sorted(score for score in scores if score is not None)
+    return float(np.mean(known[: max(1, len(known) // 10)])) if known else np.nan
+
+
+# The flags of participation of which the expected number of steps is known.
+_COUNTED = ("cohort", "sampling_rate", "frequency", "sparse", "dropout")
+
+
+def _steps(config: Config) -> float:
+    """The expected local steps of a round in all, of clients whose updates arrive.
+
+    It is NaN for passes over the data, where the data say how many clients there are, and where the
+    run decides which clients take part: an exit strategy, or other flags of participation than
+    those of the cohort, --frequency and --dropout.
+    """
+    steps = config.clients.local_steps or np.nan
+    if config.method.is_pooled:
+        return steps
+    chosen, clients = config.participation, config.partition.clients
+    counted = {name: getattr(chosen, name) for name in _COUNTED}
+    may_leave = config.method.algorithm == ("exit_strategy",)
+    if not clients or may_leave or chosen != Participation(**counted):
+        return np.nan
+    rare = round(chosen.sparse * clients) / clients * (1 - chosen.frequency)
+    return chosen.slots(clients) * (1 - rare) * (1 - chosen.dropout) * steps
+
+
+def cells_of(results: Sequence[RowResult]) -> list[Cell]:
+    """The cells of a map, compared with FedAvg."""
+    scores: dict[str, dict[str, Scores]] = {}
+    for result in results:
+        scores.setdefault(result.row.series, {})[result.row.x] = _tests(result)
+    reference = scores.get(FEDAVG, {})
+    others = {
+        (name, column): of
+        for name, by_column in scores.items()
+        if name != FEDAVG
+        for column, of in by_column.items()
+    }
+    of_cell = {(name, column): reference.get(column, {}) for name, column in others}
+    found = verdicts.compared(others, of_cell)
+    return [_cell(result, found.get((result.row.series, result.row.x))) for result in results]
+
+
+def _tests(result: RowResult) -> Scores:
+    """The selected test accuracy of each seed; without one if nothing could be selected."""
+    return {run["seed"]: run["selected"]["test_score"] for run in result.only.runs}
+
+
+def place_of(cell: Cell) -> str:
+    """The kind of shift and the severity of a cell."""
+    return f"{cell.shift}={cell.severity:g}"
+
+
+def heading(place: str) -> str:
+    """The title of a kind of shift, with its severity."""
+    name, _, severity = place.partition("=")
+    return f"{SHIFTS[name].title} ({severity})"

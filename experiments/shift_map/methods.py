@@ -1,0 +1,121 @@
+"""The rows of the map: methods, and the settings among which each chooses.
+
+Every method chooses among nine settings. A method without a hyperparameter of its own has nine
+learning rates; a method with one has three of these rates, and three values of its own.
+"""
+
+from typing import NamedTuple
+
+from ..flags.flag import check_known, flag_error
+
+# A server that adapts; its rate is that of the first look under the colour.
+_ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
+RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
+FEW_RATES = (0.05, 0.2, 0.7)
+
+
+class Method(NamedTuple):
+    """A row of the map."""
+
+    algorithm: str
+    hyper: str = ""  # the method's own hyperparameter
+    values: tuple[float, ...] = ()
+    settings: tuple[str, ...] = ()  # further flags
+    momentum: float = 0.0  # of local steps; the learning rates are 1 - momentum times the others'
+
+    def flags(self, rounds: int, pooled_batch: int) -> tuple[str, ...]:
+        """The flags of its row.
+
+        rounds: of the experiment.
+        pooled_batch: the examples that all clients together take in a step.
+        """
+        factor = 1 - self.momentum  # steps of gradients that stay the same are then as long
+        rates = ",".join(f"{factor * rate:g}" for rate in (FEW_RATES if self.hyper else RATES))
+        own = (f"--set={self.hyper}={','.join(map(repr, self.values))}",) if self.hyper else ()
+        numbers = {"ROUNDS": str(rounds), "POOLED": str(pooled_batch)}
+        settings = list(self.settings)
+        for name, number in numbers.items():
+            settings = [setting.replace(name, number) for setting in settings]
+        momentum = (f"--momentum={self.momentum:g}",) if self.momentum else ()
+        learning = (f"--learning_rate={rates}", *momentum)
+        return (f"--algorithm={self.algorithm}", *learning, *own, *settings)
+
+
+FEDAVG = "fedavg"  # the method with which the others are compared
+
+LISTED: dict[str, Method] = {
+    FEDAVG: Method("fedavg"),
+    # As many steps a round as one client, on as many examples as all clients together.
+    "erm": Method("erm", settings=("--batch_size=POOLED",)),
+    "fedavg-momentum": Method("fedavg", momentum=0.9),
+    "fedavg-adam": Method("fedavg", settings=_ADAM),
+    "fedprox": Method("fedprox", "proximal", (0.01, 0.1, 1.0)),
+    "scaffold": Method("scaffold"),
+    "fedpvr": Method("fedpvr"),
+    "fednova": Method("fednova"),
+    "feddyn": Method("feddyn", "alpha", (0.01, 0.1, 1.0)),
+    "qfedavg": Method("qfedavg", "q", (0.1, 0.5, 2.0)),
+    "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
+    "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
+    "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
+    "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds=ROUNDS",)),
+    "fedsr": Method("fedsr", "l2r", (0.01, 0.1, 1.0)),
+    "fedmix": Method("fedmix", "ratio", (0.05, 0.1, 0.2)),
+    "moon": Method("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
+    "fedproto": Method("fedproto", "penalty", (0.1, 1.0, 10.0)),
+    "fedcfa": Method("fedcfa", "positive_weight", (0.5, 1.0, 5.0)),
+    "cafe": Method("cafe", "alpha", (0.0, 0.2, 0.5), momentum=0.9),  # it needs momentum
+    "fediir": Method("fediir", "penalty", (0.001, 0.01, 0.1)),
+    "fedipg": Method("fedipg", "penalty", (0.001, 0.01, 0.1)),
+    "fedipg-large": Method(
+        "fedipg",
+        "penalty",
+        (1.0, 100.0, 10000.0),
+        (
+            *("--set=penalty_on=classifier", "--set=scale_loss=true", "--set=warmup_rounds=10"),
+            *_ADAM,
+        ),
+    ),
+    # With the length that a round has (step_size=none) all clients leave at most rates.
+    "exit_strategy": Method(
+        "exit_strategy", "step_size", (0.01, 0.1, 1.0), ("--set=pretraining_rounds=10",)
+    ),
+    "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
+}
+
+
+def of_names(names: tuple[str, ...], grid: str = "") -> dict[str, Method]:
+    """The methods of --rows by name, FedAvg first; all if there are no names, or for "all".
+
+    A name with a colon is a factory of one's own, package.module:factory, with its defaults but for
+    the hyperparameter of --grid, such as "mu=0.01,0.1,1".
+
+    Raises UsageError for an unknown name, and for a grid without a factory or of another form.
+    """
+    own = _of_grid(grid) if grid else ("", ())
+    if grid and not any(":" in name for name in names):
+        raise flag_error("grid", grid, "needs a row of your own: --rows=package.module:factory")
+    if not names:
+        return LISTED
+    found = {FEDAVG: LISTED[FEDAVG]}
+    for name in names:
+        if name == "all":
+            found |= LISTED
+        elif ":" in name:
+            found[name] = Method(name, *own)
+        else:
+            check_known("rows", name, [*LISTED, "all", "package.module:factory"])
+            found[name] = LISTED[name]
+    return found
+
+
+def _of_grid(text: str) -> tuple[str, tuple[float, ...]]:
+    """The hyperparameter of --grid and its values."""
+    name, _, values = text.partition("=")
+    try:
+        numbers = tuple(float(value) for value in values.split(","))
+    except ValueError:
+        numbers = ()
+    if not name.isidentifier() or not numbers:
+        raise flag_error("grid", text, "must be a setting and its values, such as mu=0.01,0.1,1")
+    return name, numbers
