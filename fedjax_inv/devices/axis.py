@@ -1,7 +1,7 @@
 """The client axis: how the slots of a cohort are laid over time, memory and devices.
 
-An axis assigns the slots to devices, computes `fn` of each slot and sums what is made of the
-uploads. The rest of the package does not depend on how. Axis letter: s slots of one device.
+An axis assigns the slots to devices, computes `fn` of each slot and sums the uploads. The rest of
+the package does not depend on how. Axis letter: s slots of one device.
 """
 
 from collections.abc import Callable

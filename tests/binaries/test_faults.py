@@ -1,5 +1,4 @@
-"""Run folders survive: what is damaged, another's or unwritable is told in one line, and nothing
-that is done is lost.
+"""Run folders: an error names damaged, foreign and unwritable files in one line. No result is lost.
 
 A tiny run, finished and stopped half-way, is copied and spoiled; its program is compiled once.
 """

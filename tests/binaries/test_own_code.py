@@ -1,4 +1,4 @@
-"""Mistakes in networks and algorithms of one's own are told before any compute."""
+"""A mistake in one's own network or algorithm is an error before any compute."""
 
 import sys
 from collections.abc import Iterator
