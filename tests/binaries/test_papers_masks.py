@@ -73,7 +73,7 @@ def test_the_classifier_is_the_run_that_was_asked_for(fedavg: Path) -> None:
     x = jax.tree.map(lambda leaf: leaf[rows], made.data.x)
     np.testing.assert_allclose(probabilities, stored(one.served().server, x), atol=1e-6)
 
-    # The loss of this run in its last line of the log.
+    # The loss of this run's last evaluation.
     result = json.loads((fedavg / "result.json").read_text())
     (told,) = [
         each["last"]["domains"][held_out]
