@@ -1,7 +1,7 @@
 """The command `fedjax-inv`, also `python -m experiments`: its commands are the binaries.
 
 `fedjax-inv show-data --images=3` starts the file show_data.py, and `fedjax-inv paper cafe` the file
-papers/cafe.py. The list of commands needs no package but the standard library.
+studies/cafe.py. The list of commands needs no package but the standard library.
 """
 
 import ast
@@ -54,7 +54,7 @@ def commands() -> dict[str, Command]:
     """The commands by name: each binary in the root, and the table of each paper."""
     found = {}
     root = Path(__file__).parent
-    for folder, before in ((root, ""), (root / "papers", "paper ")):
+    for folder, before in ((root, ""), (root / "studies", "paper ")):
         for path in sorted(folder.glob("*.py")):
             text = path.read_text(encoding="utf-8")
             if "\nBINARY = " in text:

@@ -16,8 +16,8 @@ with other --seeds.
 """
 
 from .flags import command
-from .papers import study
 from .shift_map import table
+from .studies import study
 
 BINARY = study.binary(table.PAPER, __doc__)
 

@@ -23,7 +23,7 @@ from ..flags.standins import asks_for_help
 from ..parts import environments, machine
 
 PRESETS = Path(__file__).parents[1] / "presets"
-PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games")  # files of papers/ with a table
+PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games")  # files of studies/ with a table
 
 # The flags that are set outside of presets, by their fields' names.
 Given = frozenset[str]

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..experiment.config import Config
-from ..papers.study import RowResult
 from ..parts.participation import Participation
 from ..reporting import report
 from ..reporting.comparison import Scores
@@ -15,6 +14,7 @@ from ..shift_map import verdicts
 from ..shift_map.columns import LISTED as SHIFTS
 from ..shift_map.methods import FEDAVG
 from ..shift_map.verdicts import Verdict
+from ..studies.study import RowResult
 
 
 class Cell(NamedTuple):

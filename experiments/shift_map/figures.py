@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..papers import drawings
 from ..reporting import figures as drawing
 from ..shift_map import verdicts
 from ..shift_map.cells import Cell, heading, place_of
 from ..shift_map.columns import LISTED as SHIFTS
 from ..shift_map.methods import FEDAVG
+from ..studies import drawings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,8 +15,6 @@ from fedjax_inv.checks import UsageError
 from ..experiment import command_line
 from ..experiment.config import Config
 from ..flags.flag import check_different, check_known, flag, flag_error
-from ..papers import study
-from ..papers.study import Options, Row, RowResult, Study
 from ..reporting import evaluations, report, tables
 from ..running import files, records
 from ..running.records import Origin
@@ -25,6 +23,8 @@ from ..shift_map.cells import Cell, cells_of, heading, place_of
 from ..shift_map.columns import LISTED as SHIFTS
 from ..shift_map.columns import Shift
 from ..shift_map.methods import FEDAVG
+from ..studies import study
+from ..studies.study import Options, Row, RowResult, Study
 
 
 class Data(NamedTuple):

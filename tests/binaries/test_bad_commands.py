@@ -16,9 +16,9 @@ from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.command import Binary
-from fedjax_inv_experiments.papers import cafe, fedipg
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running import loop
+from fedjax_inv_experiments.studies import cafe, fedipg
 
 ROOT = Path(__file__).parents[2]
 BINARIES: dict[str, Binary] = {

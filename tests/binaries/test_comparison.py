@@ -15,12 +15,12 @@ import pytest
 from scipy import stats
 
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.papers import fl_games, study
 from fedjax_inv_experiments.parts.objective import Measure
 from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import comparison, evaluations, report, tables
 from fedjax_inv_experiments.reporting.comparison import Column
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from fedjax_inv_experiments.studies import fl_games, study
 from runs import line
 
 NAN = math.nan

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.papers import fedipg, study
 from fedjax_inv_experiments.reporting import report, tables
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from fedjax_inv_experiments.studies import fedipg, study
 from runs import line
 
 # Learning rate -> the seeds that diverged, and the validation accuracy of all seeds.

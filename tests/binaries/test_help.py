@@ -14,11 +14,11 @@ from absl import flags
 
 import fedjax_inv_experiments
 from fedjax_inv import __version__
-from fedjax_inv_experiments import __main__, papers, train
+from fedjax_inv_experiments import __main__, studies, train
 from fedjax_inv_experiments.experiment import command_line
 from fedjax_inv_experiments.flags import command, errors
-from fedjax_inv_experiments.papers import fl_games, study
 from fedjax_inv_experiments.shift_map import table
+from fedjax_inv_experiments.studies import fl_games, study
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
@@ -41,7 +41,7 @@ def test_every_binary_is_a_command() -> None:
         "evaluate",
         "map",
     }
-    assert set(MODULES) == {"train", *others, *(f"papers.{name}" for name in papers.LISTED)}
+    assert set(MODULES) == {"train", *others, *(f"studies.{name}" for name in studies.LISTED)}
     for name, each in COMMANDS.items():
         text = importlib.import_module(f"fedjax_inv_experiments.{each.module}").__doc__ or ""
         assert each.about == text.partition("\n")[0] != ""
@@ -92,7 +92,7 @@ def test_an_extra_that_is_missing_later_is_one_line(capsys: pytest.CaptureFixtur
 def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     module, values = importlib.import_module(f"fedjax_inv_experiments.{name}"), flags.FlagValues()
-    if name.startswith("papers.") or name == "map":
+    if name.startswith("studies.") or name == "map":
         module.BINARY.define(values)
         options = module.BINARY.read(["", *arguments], values)
         paper = table.PAPER if name == "map" else module.PAPER

@@ -9,16 +9,16 @@ from absl import flags
 
 import slow
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import papers
+from fedjax_inv_experiments import studies
 from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.papers import study
+from fedjax_inv_experiments.studies import study
 
 
 def paper(name: str) -> study.Paper:
-    return importlib.import_module(f"{papers.__name__}.{name}").PAPER
+    return importlib.import_module(f"{studies.__name__}.{name}").PAPER
 
 
-@pytest.mark.parametrize("name", [name for name in papers.LISTED if name != "first_look"])
+@pytest.mark.parametrize("name", [name for name in studies.LISTED if name != "first_look"])
 def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: str) -> None:
     numbers = study.printed(name)
     assert len({each[:-1] for each in numbers}) == len(numbers) > 20
@@ -29,12 +29,12 @@ def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: 
 
 
 def test_every_file_is_listed() -> None:
-    (folder,) = papers.__path__
+    (folder,) = studies.__path__
     files = Path(folder).glob("*.py")
-    assert {path.stem for path in files if "\nBINARY = " in path.read_text()} == set(papers.LISTED)
+    assert {path.stem for path in files if "\nBINARY = " in path.read_text()} == set(studies.LISTED)
 
 
-@pytest.mark.parametrize("name", slow.after(1, reversed(papers.LISTED)))
+@pytest.mark.parametrize("name", slow.after(1, reversed(studies.LISTED)))
 def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
     chosen = paper(name)
     assert chosen.name == name
@@ -59,12 +59,12 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
     assert counted >= len(chosen.data)
 
 
-@pytest.mark.parametrize("name", papers.LISTED)
+@pytest.mark.parametrize("name", studies.LISTED)
 def test_every_study_has_data_by_default(name: str) -> None:
     chosen = paper(name)
     for study_name, each in chosen.studies.items():
         values = flags.FlagValues()
-        binary = importlib.import_module(f"{papers.__name__}.{name}").BINARY
+        binary = importlib.import_module(f"{studies.__name__}.{name}").BINARY
         binary.define(values)
         (data,) = binary.read(["", f"--study={study_name}"], values).data
         assert each.rows(data)

@@ -11,10 +11,10 @@ from absl import flags
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments.experiment import command_line, config, grid
-from fedjax_inv_experiments.papers import cafe, study
-from fedjax_inv_experiments.papers.study import Cells, Row, RowResult
 from fedjax_inv_experiments.parts import participation
 from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.studies import cafe, study
+from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures
 
 

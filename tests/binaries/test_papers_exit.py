@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv_experiments.experiment import command_line
-from fedjax_inv_experiments.papers import drawings, exit_strategy, fedipg, study
-from fedjax_inv_experiments.papers.study import RowResult
 from fedjax_inv_experiments.reporting import figures
+from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
+from fedjax_inv_experiments.studies.study import RowResult
 from runs import states
 
 SMALL = (

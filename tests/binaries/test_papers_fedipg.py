@@ -8,10 +8,10 @@ import pytest
 
 import runs
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.papers import fedipg, study
-from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
+from fedjax_inv_experiments.studies import fedipg, study
+from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
 ACCURACIES = [

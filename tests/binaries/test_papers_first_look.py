@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.papers import data_strips, drawings, first_look, study
-from fedjax_inv_experiments.papers.study import CellResult, RowResult
+from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
+from fedjax_inv_experiments.studies.study import CellResult, RowResult
 
 ROWS = first_look.rows("digits")
 

@@ -12,10 +12,10 @@ import pytest
 from absl import flags
 
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.papers import fl_games, study
-from fedjax_inv_experiments.papers.study import Row
 from fedjax_inv_experiments.reporting import tables
 from fedjax_inv_experiments.running import loop
+from fedjax_inv_experiments.studies import fl_games, study
+from fedjax_inv_experiments.studies.study import Row
 from runs import no_figures
 
 SMALL = (

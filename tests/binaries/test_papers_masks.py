@@ -12,9 +12,9 @@ from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
 from fedjax_inv_experiments import sweep
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.papers import masks
-from fedjax_inv_experiments.papers.study import CellResult, Row, RowResult
 from fedjax_inv_experiments.reporting import finished
+from fedjax_inv_experiments.studies import masks
+from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 from runs import no_figures
 
 TINY = config.of(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..flags import command
-from ..papers import data_strips, study
-from ..papers.study import Cells, Row, RowResult, Study
 from ..reporting import report
 from ..running.records import Record
+from ..studies import data_strips, study
+from ..studies.study import Cells, Row, RowResult, Study
 
 
 class Shift(NamedTuple):

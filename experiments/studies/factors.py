@@ -21,11 +21,11 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-from ..papers import drawings
-from ..papers.study import RowResult
 from ..reporting import figures, finished, report
 from ..reporting.finished import OneRun
 from ..reporting.tables import table
+from ..studies import drawings
+from ..studies.study import RowResult
 
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn

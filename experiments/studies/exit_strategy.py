@@ -19,12 +19,12 @@ from fedjax_inv.algorithms.exit_strategy import Outcome
 from ..experiment import command_line, config
 from ..experiment.config import Config
 from ..flags.flag import flag_error
-from ..papers import drawings, study
-from ..papers.study import Cells, Row, RowResult
 from ..parts import selection
 from ..reporting import figures, finished, report
 from ..reporting.tables import table
 from ..running.records import Record
+from ..studies import drawings, study
+from ..studies.study import Cells, Row, RowResult
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {

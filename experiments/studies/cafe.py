@@ -21,11 +21,11 @@ from fedjax_inv.checks import UsageError
 
 from ..experiment.config import Config
 from ..flags import command
-from ..papers import drawings, study
-from ..papers.study import Cells, Row, RowResult, Study
 from ..parts import participation
 from ..reporting import report
 from ..running.records import Record
+from ..studies import drawings, study
+from ..studies.study import Cells, Row, RowResult, Study
 
 
 class Setting(NamedTuple):

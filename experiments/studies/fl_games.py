@@ -19,10 +19,10 @@ from fedjax_inv.data import environments
 
 from ..experiment.config import Config
 from ..flags import command
-from ..papers import drawings, masks, study
-from ..papers.study import Cells, Row, RowResult, Study
 from ..reporting import report
 from ..running.records import Record
+from ..studies import drawings, masks, study
+from ..studies.study import Cells, Row, RowResult, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "colored_fashion"),

@@ -22,11 +22,11 @@ from fedjax_inv.checks import UsageError
 from ..experiment import grid
 from ..experiment.config import Config
 from ..flags import command
-from ..papers import drawings, factors, study
-from ..papers.study import Cells, Row, RowResult, Study
 from ..parts import selection
 from ..reporting import report
 from ..running.records import Record
+from ..studies import drawings, factors, study
+from ..studies.study import Cells, Row, RowResult, Study
 
 
 class Setting(NamedTuple):

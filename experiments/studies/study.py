@@ -1,6 +1,6 @@
 """Tables of papers: each row is a run of `sweep`, with the paper's numbers beside ours.
 
-Each paper is a file in papers/ with its studies; this file has the code that all papers share. Each
+Each paper is a file in studies/ with its studies; this file has the code that all papers share. Each
 row has its own folder of runs, and finished runs stay there. So a study can be interrupted, and the
 studies of a paper share runs.
 """
@@ -33,7 +33,6 @@ from ..flags.flag import (
     flag_error,
     flags_of,
 )
-from ..papers import drawings
 from ..parts import machine
 from ..reporting import (
     comparison,
@@ -48,6 +47,7 @@ from ..running import divergence, files, launch, log, records
 from ..running.ahead import DEPTH, Ahead
 from ..running.launch import Launch, Shared
 from ..running.records import Line, Result, RunResult
+from ..studies import drawings
 
 _SEVERAL_CELLS = "the flags ask for several cells, by {}; for those there is sweep"
 

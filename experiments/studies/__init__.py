@@ -1,4 +1,4 @@
-"""The papers whose tables can be computed: fedjax-inv paper NAME."""
+"""Studies: the tables and figures of papers, `fedjax-inv paper NAME`."""
 
 from ..experiment.command_line import PAPERS as LISTED
 

@@ -20,12 +20,12 @@ from fedjax_inv.checks import UsageError
 from ..experiment import grid
 from ..experiment.config import Config
 from ..flags import command
-from ..papers import drawings, exit_strategy, study
-from ..papers.study import CellResult, Cells, Row, RowResult, Study
 from ..parts import selection
 from ..parts.selection import RULES, Pick
 from ..reporting import report
 from ..running.records import Domain, Line, Record
+from ..studies import drawings, exit_strategy, study
+from ..studies.study import CellResult, Cells, Row, RowResult, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),

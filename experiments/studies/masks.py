@@ -18,11 +18,11 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Tree
 
-from ..papers import drawings
-from ..papers.study import RowResult
 from ..reporting import figures, finished
 from ..reporting.finished import OneRun
 from ..reporting.tables import table
+from ..studies import drawings
+from ..studies.study import RowResult
 
 IMAGES = (0, 11)  # of the test domain
 SAMPLES = 1000  # perturbed images per mask

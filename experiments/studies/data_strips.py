@@ -12,9 +12,9 @@ from fedjax_inv.data import federation
 
 from ..experiment import assemble
 from ..experiment.config import Config
-from ..papers import drawings
 from ..reporting import figures
 from ..reporting.data_figures import rendered, to_rgb
+from ..studies import drawings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
