@@ -40,6 +40,7 @@ from experiments.experiment import assemble, command_line
 from experiments.experiment.config import Config
 from experiments.flags import command
 from experiments.flags.flag import at_least, flag
+from experiments.parts import participation
 from fedjax_inv import communication, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
@@ -145,14 +146,14 @@ def of_presets(name: str, precision: str = "auto") -> Work:
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     asked += [f"--precision={precision}"]
     config = command_line.of_arguments(asked)
-    assembled = assemble.assemble(config, config.run.seeds[:1])
+    assembled = assemble.assemble(config, config.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         ready = assembled.prepare(cell)  # for each target, as it depends on the platform
         data, inputs = assembled.data, ready.inputs
-        cohort = assemble.cohorts(config, inputs, config.watching.eval_every)
-        slots = config.participation.slots(num_clients)
+        cohort = assemble.cohorts(config, inputs, config.eval_every)
+        slots = participation.slots(config, num_clients)
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
         data, inputs = layout.place(data, inputs, shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
@@ -172,16 +173,15 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         return Traced(compiled.rounds, arguments, _steps(config, ready.inputs, cohort), upload)
 
     num_clients = assembled.prepare(cell).inputs.train.size.shape[1]
-    return Work(trace, config.participation.slots(num_clients))
+    return Work(trace, participation.slots(config, num_clients))
 
 
 def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
     """The local steps of the client with the most, on average over rounds."""
-    training = config.clients
-    if training.local_steps or not training.batch_size:
-        return training.local_steps or training.local_epochs
+    if config.local_steps or not config.batch_size:
+        return config.local_steps or config.local_epochs
     size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
-    return float(training.local_epochs * (-(-size // training.batch_size)).max(1).mean())
+    return float(config.local_epochs * (-(-size // config.batch_size)).max(1).mean())
 
 
 class Compiled(NamedTuple):

@@ -234,20 +234,20 @@ def show(config: Config, options: Options) -> str:
     Texts have no picture. Raises UsageError for flags that do not fit the data.
     """
     out = check_picture("out", options.out)
-    assembled = assemble.assemble(config, config.run.seeds[:1], launch.start_of(config))
+    assembled = assemble.assemble(config, config.seeds[:1], launch.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
-        raise UsageError(f"--held_out={config.data.held_out}", ..., text)
+        raise UsageError(f"--held_out={config.held_out}", ..., text)
     (held_out,) = assembled.splits
-    dataset, split = assembled.as_seen(held_out, config.run.seeds[0])
+    dataset, split = assembled.as_seen(held_out, config.seeds[0])
     is_wrong = np.asarray(dataset.y != assembled.dataset.y)
     holdings = holdings_of(split, is_wrong)
-    counted = is_wrong if config.partition.wrong_labels else None
-    title = data_figures.title_of(config.title, held_out, config.run.seeds[0])
+    counted = is_wrong if config.wrong_labels else None
+    title = data_figures.title_of(config.title, held_out, config.seeds[0])
     text = f"\n{title}\n\n{table(dataset, holdings, counted)}\n\n"
     text += features(dataset)
     if warning := assembled.scale_warning():
-        text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
+        text += f"Warning: --dataset={config.dataset}: {warning}.\n\n"
     is_image = len(rendered(dataset, np.arange(1)).shape) == 4
     if not is_image and not _are_vectors(dataset):
         return f"{text}No picture: the data are neither images nor vectors."

@@ -17,8 +17,8 @@ from .running import launch
 
 def folder(config: Config) -> Path:
     """The run folder: --run_dir, or a default name from the flags."""
-    name = f"sweep-{config.data.stem}-{'-'.join(config.method.algorithm)}"
-    return Path(config.run.run_dir or folders.default(config, name, ("algorithm",)))
+    name = f"sweep-{config.stem}-{'-'.join(config.algorithm)}"
+    return Path(config.run_dir or folders.default(config, name, ("algorithm",)))
 
 
 def sweep(config: Config) -> str:

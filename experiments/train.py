@@ -16,8 +16,8 @@ from .running import launch
 
 def folder(config: Config) -> Path:
     """The run folder: --run_dir, or a default name from the flags."""
-    name = f"{config.method.algorithm[0]}-{config.data.stem}-{config.data.held_out or 'default'}"
-    return Path(config.run.run_dir or folders.default(config, name, ("algorithm", "held_out")))
+    name = f"{config.algorithm[0]}-{config.stem}-{config.held_out or 'default'}"
+    return Path(config.run_dir or folders.default(config, name, ("algorithm", "held_out")))
 
 
 def train(config: Config) -> str:

@@ -72,7 +72,7 @@ def ran(config: Config) -> Ran:
     with jobs() as seen, no_figures():
         train.train(config)
     (job,) = seen
-    return Ran(Path(config.run.run_dir), job)
+    return Ran(Path(config.run_dir), job)
 
 
 def start_of(job: loop.Job) -> records.Start:

@@ -28,7 +28,7 @@ from fedjax_inv.types import (
 )
 
 from ..experiment import grid, scaling
-from ..experiment.config import Config
+from ..experiment.config import Config, names_of
 from ..experiment.grid import Cell
 from ..flags.flag import flag_error, in_flags
 from ..flags.names import facts
@@ -85,20 +85,19 @@ class Assembled(NamedTuple):
     def prepare(self, cell: Cell) -> Prepared:
         """A cell, ready to be compiled."""
         config, splits = self.config, self.splits[cell.held_out]
-        watched = config.watching
         inputs = program.inputs(
             cell.runs,
             splits,
             pooled=facts(cell.algorithm).pooled,
-            watch_examples=watched.watch_examples,
-            warm_start=lambda sizes: watching.warm_start(watched, config.clients.batch_size, sizes),
+            watch_examples=config.watch_examples,
+            warm_start=lambda sizes: watching.warm_start(config, sizes),
             variables=self.variables,
             scaling=self.scaling(cell.held_out),
-            num_classes=len(self.dataset.classes) if watched.watch_classes else 0,
+            num_classes=len(self.dataset.classes) if config.watch_classes else 0,
             source=self.source,
         )
         groups = program.group_names([splits[run.seed] for run in cell.runs])
-        sizes = training.sizes(config.clients, np.asarray(inputs.train.size))
+        sizes = training.sizes(config, np.asarray(inputs.train.size))
         common = experiment(config, cell, self.model, self.task, len(groups), sizes)
         return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
 
@@ -108,7 +107,7 @@ class Assembled(NamedTuple):
         seed: one of the first draw.
         """
         dataset, split = self.dataset, self.splits[held_out][seed]
-        if not self.config.partition.wrong_labels:
+        if not self.config.wrong_labels:
             return dataset, split
         order, y = np.asarray(split.train.order), np.asarray(self.data.y)
         labels = dataset.y.copy()
@@ -118,10 +117,10 @@ class Assembled(NamedTuple):
 
     def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
         """The shift and scale of the network's inputs, by seed; None if it has none."""
-        if not network.is_scaled(self.config.model, self.dataset):
+        if not network.is_scaled(self.config, self.dataset):
             return None
         found = {seed: self._scaler(held_out, seed) for seed in self.splits[held_out]}
-        standardise = self.config.model.standardise
+        standardise = self.config.standardise
         return {
             seed: scaling.of_scaler(self.dataset, each, standardise) for seed, each in found.items()
         }
@@ -139,7 +138,7 @@ class Assembled(NamedTuple):
         """A line about features of very different scales; "" with --standardise or no vectors."""
         dataset = self.dataset
         is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
-        if self.config.model.standardise or not is_vector:
+        if self.config.standardise or not is_vector:
             return ""
         held_out, of_seed = next(iter(self.splits.items()))
         return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
@@ -156,16 +155,16 @@ class Assembled(NamedTuple):
 
         Raises UsageError if there are too few devices.
         """
-        return machine.layout(self.config.run, self._load(cell))
+        return machine.layout(self.config, self._load(cell))
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
-        return machine.streams(self.config.run, self._load(cell))
+        return machine.streams(self.config, self._load(cell))
 
     def _load(self, cell: Cell) -> machine.Load:
         num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
         number = 1 if facts(cell.algorithm).pooled else num_clients
-        slots = self.config.participation.slots(number)
+        slots = participation.slots(self.config, number)
         return machine.Load(len(cell.runs), number, slots, num_bytes(self.data))
 
     def check_fit(self) -> None:
@@ -188,47 +187,47 @@ def algorithm(
     """
     method.check_settings(cell.settings)
     arguments = {**cell.settings, **hyper}
-    work = training.work(config.clients, arguments.pop("learning_rate"), sizes)
+    work = training.work(config, arguments.pop("learning_rate"), sizes)
     server_rate = arguments.pop("server_learning_rate", None)
     if server_rate is not None:
-        arguments["server_optimizer"] = server.optimizer(config.server, server_rate)
+        arguments["server_optimizer"] = server.optimizer(config, server_rate)
 
     def build(model: Model) -> Algorithm:
         return method.algorithm(cell.algorithm, model, work, task, arguments)
 
-    trained = config.model.train_only
+    trained = config.train_only
     plain = freezing.train_only(build, model, trained) if trained else build(model)
-    return participation.with_rule(config.participation, cell.algorithm, plain)
+    return participation.with_rule(config, cell.algorithm, plain)
 
 
 def experiment(
     config: Config, cell: Cell, model: Model, task: Task, num_groups: int, sizes: Sizes
 ) -> program.Experiment:
     """The part of an experiment that the runs of a cell share."""
-    schedule = training.schedule(config.clients, config.schedule_end)
+    schedule = training.schedule(config)
     return program.Experiment(
         model,
         lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
-        _rounded_up(num_groups, config.watching.thresholds),
-        thresholds=config.watching.thresholds,
-        stop_above=bool(config.watching.stop_above),
-        stop_within=config.watching.stop_within or None,
-        stop_centred=config.watching.stop_centred,
-        end_at_stop=config.watching.after_stop == "end",
-        drop_nonfinite=config.run.nonfinite == "drop",
-        history=config.participation.history,
+        _rounded_up(num_groups, config.thresholds),
+        thresholds=config.thresholds,
+        stop_above=bool(config.stop_above),
+        stop_within=config.stop_within or None,
+        stop_centred=config.stop_centred,
+        end_at_stop=config.after_stop == "end",
+        drop_nonfinite=config.nonfinite == "drop",
+        history=participation.history(config),
         pooled=facts(cell.algorithm).pooled,
         schedules={} if schedule is None else {"learning_rate": schedule},
         loss=task.loss,
         score=task.score.function,
-        precision=machine.precision(config.run, facts(cell.algorithm).precision),
-        quick_to_compile=config.run.compile == "quick",
+        precision=machine.precision(config, facts(cell.algorithm).precision),
+        quick_to_compile=config.compile == "quick",
     )
 
 
 def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
     """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
-    return participation.cohorts(config.participation, inputs, num_rounds, config.run.rounds)
+    return participation.cohorts(config, inputs, num_rounds)
 
 
 def assemble(
@@ -241,10 +240,8 @@ def assemble(
 
     Raises UsageError if the flags do not fit the data.
     """
-    loaded = data_flags.load(config.data)
-    draw_of = {
-        seed: environment.draw_seed(config.environment, seed) for seed in seeds or config.run.seeds
-    }
+    loaded = data_flags.load(config)
+    draw_of = {seed: environment.draw_seed(config, seed) for seed in seeds or config.seeds}
     _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
     draws = {
         draw: _domains(config, loaded, draw)
@@ -253,22 +250,22 @@ def assemble(
     first = next(iter(draws.values()))
     if first.task == "classes" and len(np.unique(first.y)) < 2:
         text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
-        raise flag_error("dataset", config.data.dataset, text)
-    task = objective.task(config.objective, first.task)
-    method.check_task(config.method, config.objective.loss, task)
-    model = network.make(config.model, first)
-    shapes = network.shapes(config.model, model, first)
+        raise flag_error("dataset", config.dataset, text)
+    task = objective.task(config, first.task)
+    method.check_task(config, task)
+    model = network.make(config, first)
+    shapes = network.shapes(config, model, first)
     # A loss or an algorithm of one's own may need other outputs.
-    are_own = is_outside(config.objective.loss) or all(map(is_outside, config.method.algorithm))
-    if is_outside(config.model.model) and not are_own:
-        network.check_outputs(config.model, model, shapes, first, config.data.dataset)
-    variables = start(shapes, [*draw_of]) if start and config.model.init_from else None
-    cells = grid.cells(config, data_flags.held_out(config.data, first.domains))
+    are_own = is_outside(config.loss) or all(map(is_outside, config.algorithm))
+    if is_outside(config.model) and not are_own:
+        network.check_outputs(config, model, shapes, first)
+    variables = start(shapes, [*draw_of]) if start and config.init_from else None
+    cells = grid.cells(config, data_flags.held_out(config, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper, Sizes())
     data = _examples(config, list(draws.values()))
-    if len(machine.devices_of(config.run)) > 1:
+    if len(machine.devices_of(config)) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits: Mapping[str | None, Splits] = {
@@ -279,7 +276,7 @@ def assemble(
         for domain in dict.fromkeys(cell.held_out for cell in cells)
     }
     source = np.tile(np.arange(len(first.y)), len(draws))
-    if config.partition.wrong_labels:
+    if config.wrong_labels:
         splits, copied = _with_wrong_labels(config, first, splits)
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     assembled = Assembled(
@@ -306,17 +303,16 @@ _SMALL_DRAW = 2**23  # bytes
 
 def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
     """The data set with a draw of its environments."""
-    chosen, clients = config.data, config.partition.clients
-    source = Source(chosen.dataset, chosen.test_fraction, draw, clients)
-    if chosen.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
-        return environment.domains(config.environment, loaded, source)
-    return _kept_domains(chosen, config.environment, source)
+    source = Source(config.dataset, config.test_fraction, draw, config.clients)
+    if config.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
+        return environment.domains(config, loaded, source)
+    return _kept_domains(config.only([*names_of("data"), *names_of("environment")]), source)
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_domains(chosen: data_flags.Data, of: environment.Environment, source: Source) -> Dataset:
+def _kept_domains(chosen: Config, source: Source) -> Dataset:
     """The last draws of small data sets, which the next rows of a study use again."""
-    return environment.domains(of, data_flags.load(chosen), source)
+    return environment.domains(chosen, data_flags.load(chosen), source)
 
 
 def _on_host(data: Examples) -> Examples:
@@ -331,21 +327,21 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
 
     Raises UsageError if its algorithm or an evaluation needs all of them in one round.
     """
-    config, watched = assembled.config, assembled.config.watching
+    config = assembled.config
     if not assembled.streams(cell):
         return False
     why = "with --hold=stream"
-    if config.run.hold == "auto":
+    if config.hold == "auto":
         why = "as the data do not fit into memory and come from the host (--hold=stream)"
     if facts(cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)
-    if watched.watch_examples:
-        raise flag_error("watch_examples", watched.watch_examples, f"must be left out {why}")
+    if config.watch_examples:
+        raise flag_error("watch_examples", config.watch_examples, f"must be left out {why}")
     return True
 
 
-def _flag_of_model(chosen: network.Network, variables: Variables) -> str:
+def _flag_of_model(chosen: Config, variables: Variables) -> str:
     """The flag to change where an algorithm refuses the network."""
     if chosen.train_only and freezing.is_frozen(variables.params, chosen.train_only).head:
         return "train_only"
@@ -373,7 +369,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
             jax.eval_shape(init, variables, sizes, key)
     except UsageError as error:
         names = method.setting_flags(cell.algorithm)
-        names["model"] = _flag_of_model(config.model, variables)
+        names["model"] = _flag_of_model(config, variables)
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
     except OverflowError as error:  # an index is too large
         text = f"needs arrays larger than int32 counts: {error}"
@@ -394,7 +390,7 @@ def _with_wrong_labels(
     """(the splits with wrong labels at some clients, the source of each row of their data)."""
     places = [(domain, seed) for domain, of_seed in splits.items() for seed in of_seed]
     made = partition.with_wrong_labels(
-        config.partition,
+        config,
         dataset,
         [splits[domain][seed] for domain, seed in places],
         [seed for _, seed in places],
@@ -440,13 +436,13 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
 
     seeds: the number of seeds, of which each has its own copies with wrong labels.
     """
-    wrong = config.partition.wrong_labels * seeds
+    wrong = config.wrong_labels * seeds
     bytes_of_draw = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))
     size = int(2 * (count + wrong) * bytes_of_draw)  # and on the device
     what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
     if count > 1 or wrong:
         try:
-            checks.memory("seeds", config.run.seeds, size, machine.memory(), what)
+            checks.memory("seeds", config.seeds, size, machine.memory(), what)
         except UsageError as error:
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 
@@ -456,8 +452,8 @@ def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
     if len(draws) > 1:
         x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
         y = np.concatenate([each.y for each in draws])
-    is_large = config.run.hold == "auto" and machine.too_large(num_bytes((x, y)))
-    if config.run.hold == "stream" or is_large:
+    is_large = config.hold == "auto" and machine.too_large(num_bytes((x, y)))
+    if config.hold == "stream" or is_large:
         return federation.examples_on_host(x, y)
     return federation.examples(x, y)
 
@@ -466,30 +462,27 @@ def _split(
     config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
 ) -> Split:
     """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
-    num_clients = config.partition.num_clients(dataset, domain)
-    participation.check_clients(config.participation, num_clients, config.run.rounds)
+    participation.check_clients(config, partition.num_clients(config, dataset, domain))
     # Environments and splits begin with one permutation each. With the same seed it is the same, so
     # that the test that is drawn, or the clients, would be the environments.
-    by_domain = config.partition.partition in ("domain", "mixed", "user")
-    is_redrawn = config.environment.is_drawn and (domain is None or not by_domain)
+    by_domain = config.partition in ("domain", "mixed", "user")
+    is_redrawn = config.is_drawn and (domain is None or not by_domain)
     return partition.split(
-        config.partition,
+        config,
         dataset,
         data,
-        num_clients=num_clients,
         held_out=domain,
         seed=seed + 2**31 if is_redrawn else seed,
-        test_fraction=config.data.test_fraction,
         first_row=first_row,
     )
 
 
 def _check_watching(assembled: Assembled) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
-    watched, cells = assembled.config.watching, assembled.cells
+    config, cells = assembled.config, assembled.cells
     of_first = [*assembled.splits[cells[0].held_out].values()]
-    watching.check_rule(watched, len(program.group_names(of_first)))
-    watching.check_task(watched, assembled.task)
-    if watched.watch_classes:
+    watching.check_rule(config, len(program.group_names(of_first)))
+    watching.check_task(config, assembled.task)
+    if config.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
         watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)

@@ -60,7 +60,7 @@ def binary(
         return chosen, options
 
     def start(arguments: tuple[Any, ...]) -> str:
-        machine.prepare(arguments[0].run)
+        machine.prepare(arguments[0])
         return run(*arguments)
 
     return Binary(

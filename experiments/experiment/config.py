@@ -7,13 +7,11 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..flags import outside
-from ..flags.flag import check as check_ranges
-from ..flags.flag import flag_error, flags_of
+from ..flags.configuration import Config
+from ..flags.flag import check_range, flag_error, flags_of
 from ..parts import (
     data,
     environment,
-    environments,
     machine,
     method,
     network,
@@ -35,47 +33,7 @@ from ..parts.server import Server
 from ..parts.training import Clients
 from ..parts.watching import Watching
 
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """All flags of an experiment. Call `of` to make one."""
-
-    method: Method
-    objective: Objective
-    data: Data
-    environment: Environment
-    partition: Partition
-    clients: Clients
-    server: Server
-    model: Network
-    participation: Participation
-    watching: Watching
-    run: Running
-
-    @property
-    def title(self) -> str:
-        """The name of the data and of their domains, for figures and tables."""
-        domains = f", {self.environment.name} domains" if self.environment.is_drawn else ""
-        return f"{self.data.stem}{domains}"
-
-    @property
-    def schedule_end(self) -> int:
-        """The round in which a cosine schedule of the learning rate ends; 0 without one."""
-        is_cosine = self.clients.schedule == "cosine"
-        return (self.clients.schedule_rounds or self.run.rounds) if is_cosine else 0
-
-    @property
-    def outside(self) -> tuple[str, ...]:
-        """The algorithms, the network, the loss and the score from outside of this project."""
-        return self.outside_of(*self.method.algorithm)
-
-    def outside_of(self, *algorithms: str) -> tuple[str, ...]:
-        """Those of them that runs of some algorithms have."""
-        named = (*algorithms, self.model.model, self.objective.loss, self.objective.score)
-        return tuple(filter(outside.is_outside, named))
-
-
-# The record of each field of Config.
+# The records that declare the flags, in the order of --help.
 GROUPS: dict[str, type[Any]] = {
     "method": Method,
     "objective": Objective,
@@ -101,6 +59,11 @@ def fields(group: str) -> list[dataclasses.Field[Any]]:
 FLAGS = {field.name: field for group in GROUPS for field in fields(group)}
 
 
+def names_of(group: str) -> list[str]:
+    """The fields' names of a group's flags."""
+    return [field.name for field in fields(group)]
+
+
 def of(*, given: Collection[str] | None = None, **values: Any) -> Config:
     """The configuration with these values of flags, by their fields' names, and defaults otherwise.
 
@@ -112,38 +75,19 @@ def of(*, given: Collection[str] | None = None, **values: Any) -> Config:
     for name in values:
         if name not in FLAGS:
             raise TypeError(f"{name} is no flag")
-
-    def record(kind: type[Any], **others: Any) -> Any:
-        own = [field.name for field in flags_of(kind)]
-        result = kind(**{name: values[name] for name in own if name in values}, **others)
-        check_ranges(result)
-        return result
-
-    groups = {name: record(kind) for name, kind in GROUPS.items() if name != "environment"}
-    asked = record(Environment).environment
-    kind = environment.name_of(asked, is_path=groups["data"].is_path)
-    records = tuple(record(each) for each in environments.LISTED[kind].records)
-    groups["environment"] = record(Environment, name=kind, records=records)
+    config = Config(**{name: values.get(name, field.default) for name, field in FLAGS.items()})
+    for name, field in FLAGS.items():
+        check_range(field, getattr(config, name))
     if "eval_every" not in (values if given is None else given):
-        run = groups["run"]
-        groups["watching"] = watching.following(
-            groups["watching"], run.rounds, run.checkpoint_every
-        )
-    config = Config(**groups)
+        config = config.unchecked(eval_every=watching.following(config))
     _check(config)
-    method.check_paper(config.method, is_given="paper" in (given or ()))
+    method.check_paper(config, is_given="paper" in (given or ()))
     return config
 
 
 def flat(config: Config) -> dict[str, Any]:
     """The flags by their fields' names: the arguments of `of`."""
-    groups = [getattr(config, group) for group in GROUPS]
-    values = {
-        field.name: getattr(record, field.name)
-        for record in (*groups, *config.environment.records)
-        for field in flags_of(record)
-    }
-    return {name: values.get(name, field.default) for name, field in FLAGS.items()}
+    return dict(vars(config))
 
 
 def changed(config: Config, **values: Any) -> Config:
@@ -153,7 +97,7 @@ def changed(config: Config, **values: Any) -> Config:
 
 def to_record(config: Config) -> dict[str, Any]:
     """The flags as a run folder stores them; the environment is never "auto"."""
-    return flat(config) | {"environment": config.environment.name}
+    return flat(config) | {"environment": config.environment_name}
 
 
 def from_record(record: Mapping[str, Any]) -> Config:
@@ -173,21 +117,16 @@ def from_record(record: Mapping[str, Any]) -> Config:
 
 def _check(config: Config) -> None:
     """Raises UsageError for flags that contradict each other."""
-    watching.check(config.watching, config.run.rounds)
-    data.check(config.data)
-    participation.check(config.participation, config.partition.clients)
-    training.check(config.clients)
-    server.check(config.server)
+    for part in (watching, data, participation, training, server):
+        part.check(config)
     _check_warmup(config)
-    machine.check(config.run, config.watching.eval_every)
-    network.check(config.model)
-    objective.check(config.objective)
-    method.check(config.method, has_norm=config.model.has_norm)
+    for part in (machine, network, objective, method):
+        part.check(config)
 
 
 def _check_warmup(config: Config) -> None:
     """Raises UsageError for a warm-up that does not end before its cosine schedule."""
-    rounds, end = config.clients.warmup_rounds, config.schedule_end
+    rounds, end = config.warmup_rounds, config.schedule_end
     if end and rounds >= end:
-        name = "schedule_rounds" if config.clients.schedule_rounds else "rounds"
+        name = "schedule_rounds" if config.schedule_rounds else "rounds"
         raise flag_error("warmup_rounds", rounds, f"must be below --{name}={end}, the cosine's end")

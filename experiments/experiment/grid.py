@@ -75,15 +75,13 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
     A cell has a run for each seed and each combination of real numbers.
     """
     result = []
-    for (algorithm, chosen), domain in itertools.product(
-        method.settings(config.method).items(), held_out
-    ):
-        numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.clients.learning_rate}
+    for (algorithm, chosen), domain in itertools.product(method.settings(config).items(), held_out):
+        numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
         if takes(factory(algorithm), "server_optimizer"):
-            numbers["server_learning_rate"] = config.server.server_learning_rate
+            numbers["server_learning_rate"] = config.server_learning_rate
         numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
-        runs = tuple(program.grid(config.run.seeds, **numbers))
+        runs = tuple(program.grid(config.seeds, **numbers))
         result += [Cell(algorithm, setting, domain, runs) for setting in _product(fixed)]
     return result
 

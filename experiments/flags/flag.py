@@ -173,14 +173,19 @@ def flag_error(name: str, value: Any, allowed: str) -> UsageError:
 def check(record: Any) -> None:
     """Raises UsageError unless each flag of a record is in its range."""
     for field in flags_of(record):
-        value, allowed = getattr(record, field.name), field.metadata["allowed"]
-        for item in value if isinstance(value, tuple) else (value,):
-            if field.metadata["choices"]:
-                check_known(name_of(field), item, field.metadata["choices"])
-            if not allowed.holds(item):
-                raise flag_error(name_of(field), item, f"must be {allowed.text}")
-            if is_lost(item):
-                raise flag_error(name_of(field), item, LOST)
+        check_range(field, getattr(record, field.name))
+
+
+def check_range(field: dataclasses.Field[Any], value: Any) -> None:
+    """Raises UsageError unless the value of a flag is in its range."""
+    allowed = field.metadata["allowed"]
+    for item in value if isinstance(value, tuple) else (value,):
+        if field.metadata["choices"]:
+            check_known(name_of(field), item, field.metadata["choices"])
+        if not allowed.holds(item):
+            raise flag_error(name_of(field), item, f"must be {allowed.text}")
+        if is_lost(item):
+            raise flag_error(name_of(field), item, LOST)
 
 
 def check_known(name: str, value: str, allowed: Collection[str]) -> None:

@@ -1,7 +1,6 @@
 """The data set, and which of its domains only the test sees."""
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources, tables
 from fedjax_inv.data.dataset import TASKS, Dataset
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     INSIDE,
     at_least,
@@ -20,6 +20,7 @@ from ..flags.flag import (
     flag,
     flag_error,
     flag_names,
+    flags_of,
     in_flags,
 )
 
@@ -113,38 +114,25 @@ class Data:
         INSIDE,
     )
 
-    @property
-    def stem(self) -> str:
-        """The data set's name without folders and suffix, for titles and names of folders."""
-        return Path(self.dataset).stem
 
-    @property
-    def is_path(self) -> bool:
-        """Whether the data set is a file or a folder."""
-        path = Path(self.dataset).expanduser()
-        return path.suffix in sources.FILES or (
-            self.dataset not in sources.NEEDS_NO_FILE and os.path.isdir(path)
-        )
-
-
-def check(chosen: Data) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError if --held_out names a domain twice."""
     check_different("held_out", chosen.held_out.split(","))
 
 
-def _roles(chosen: Data) -> tables.Roles | None:
+def _roles(chosen: Config) -> tables.Roles | None:
     """The roles of a table's columns; None for the default ones."""
     roles = tables.Roles(**{role: getattr(chosen, name) for role, name in _ROLES.items()})
     return None if roles == tables.Roles() else roles
 
 
-def like(before: Data, dataset: str, data_dir: str) -> Data:
+def like(before: Config, dataset: str, data_dir: str) -> Config:
     """The flags that read other data as a run's own are read."""
-    names = ["image_size", "stride"]  # not --max_examples: new data are used whole
+    names = {field.name for field in flags_of(Data)} - {"image_size", "stride"}
     if is_table(before.dataset) and is_table(dataset):
-        names += _ROLES.values()
-    same = {name: getattr(before, name) for name in names}
-    return Data(dataset=dataset, data_dir=data_dir, **same)
+        names -= {*_ROLES.values()}
+    usual = {name: getattr(Data, name) for name in names}
+    return before.unchecked(**usual | {"dataset": dataset, "data_dir": data_dir})
 
 
 def is_table(dataset: str) -> bool:
@@ -152,7 +140,7 @@ def is_table(dataset: str) -> bool:
     return Path(dataset).suffix in tables.SUFFIXES
 
 
-def load(chosen: Data, like: Dataset | None = None) -> Dataset:
+def load(chosen: Config, like: Dataset | None = None) -> Dataset:
     """The data set, before environments. Raises UsageError if it cannot be read.
 
     like: the data set of a run; if both are tables, the new one must have its columns.
@@ -234,7 +222,7 @@ def _strided(loaded: Dataset, stride: int) -> Dataset:
     return loaded._replace(x=loaded.x[:, ::stride, ::stride])
 
 
-def held_out(chosen: Data, domains: Sequence[str]) -> list[str | None]:
+def held_out(chosen: Config, domains: Sequence[str]) -> list[str | None]:
     """The domains to hold out in turn; None stands for the test split."""
     asked = chosen.held_out
     if asked == "none" or (not asked and len(domains) == 1):

@@ -18,6 +18,7 @@ from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     SEED,
     at_least,
@@ -131,11 +132,11 @@ class Running:
     process_id: int = flag(0, "The number of this process; process 0 writes.", at_least(0))
 
 
-def check(chosen: Running, eval_every: int) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError for flags that do not fit each other."""
     check_different("seeds", chosen.seeds)
-    if chosen.checkpoint_every % eval_every:
-        text = f"must be a multiple of --eval_every={eval_every}"
+    if chosen.checkpoint_every % chosen.eval_every:
+        text = f"must be a multiple of --eval_every={chosen.eval_every}"
         raise flag_error("checkpoint_every", chosen.checkpoint_every, text)
     if chosen.process_id >= chosen.num_processes:
         text = f"must be below --num_processes={chosen.num_processes}"
@@ -153,7 +154,7 @@ def check(chosen: Running, eval_every: int) -> None:
         raise flag_error("coordinator_address", address, text)
 
 
-def prepare(chosen: Running) -> None:
+def prepare(chosen: Config) -> None:
     """Sets what --devices and --deterministic ask of XLA.
 
     Each CPU core becomes a JAX device: a second core makes a convolution little faster, but it
@@ -179,12 +180,12 @@ def at_once(chunk: str) -> int:
     return int(chunk)
 
 
-def precision(chosen: Running, needed: str) -> str:
+def precision(chosen: Config, needed: str) -> str:
     """The precision of products. needed: the algorithm's, for --precision=auto."""
     return needed if chosen.precision == "auto" else chosen.precision
 
 
-def connect(chosen: Running) -> None:
+def connect(chosen: Config) -> None:
     """Connects the processes of --num_processes or --distributed, if there are several.
 
     Raises UsageError if --distributed finds none, or if process 0 cannot be reached.
@@ -218,7 +219,7 @@ class Load(NamedTuple):
     data: int  # bytes of the examples
 
 
-def layout(chosen: Running, load: Load) -> Layout:
+def layout(chosen: Config, load: Load) -> Layout:
     """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
     used, own, copied = devices_of(chosen), _OWN[chosen.hold], load.data
     if streams(chosen, load):
@@ -233,7 +234,7 @@ def layout(chosen: Running, load: Load) -> Layout:
         used = used[:-1]
 
 
-def devices_of(chosen: Running) -> list[jax.Device]:
+def devices_of(chosen: Config) -> list[jax.Device]:
     """The devices that cells may use. Raises UsageError if there are too few."""
     try:
         return platforms.devices(None if chosen.devices == "auto" else int(chosen.devices))
@@ -241,7 +242,7 @@ def devices_of(chosen: Running) -> list[jax.Device]:
         raise in_flags(error, "", {"devices": "devices"}) from None
 
 
-def streams(chosen: Running, load: Load) -> bool:
+def streams(chosen: Config, load: Load) -> bool:
     """Whether examples stay on the host: by --hold, or as they do not fit into memory.
 
     A single client, which may hold the pooled examples of all, needs them all at once.

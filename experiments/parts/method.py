@@ -10,6 +10,7 @@ from fedjax_inv.algorithms import LISTED
 from fedjax_inv.types import Algorithm, Model, Work
 
 from ..flags import names
+from ..flags.configuration import Config
 from ..flags.flag import (
     MOST_INT,
     Range,
@@ -19,6 +20,7 @@ from ..flags.flag import (
     flag_error,
     is_real,
 )
+from ..parts import network
 from ..parts.objective import Task
 
 _PAPER = Range(lambda value: is_real(value.partition("=")[2]), "algorithm=number")
@@ -44,49 +46,43 @@ class Method:
         (), "Numbers to print beside ours: algorithm=number.", _PAPER, kind=str
     )
 
-    @property
-    def is_pooled(self) -> bool:
-        """Whether all algorithms train on all examples at once."""
-        return all(names.facts(name).pooled for name in self.algorithm)
+
+def is_pooled(chosen: Config) -> bool:
+    """Whether all algorithms train on all examples at once."""
+    return all(names.facts(name).pooled for name in chosen.algorithm)
 
 
-def check(chosen: Method, *, has_norm: bool) -> None:
-    """Raises UsageError for algorithms that are unknown or do not fit the network.
-
-    has_norm: whether the network has normalisation layers.
-    """
+def check(chosen: Config) -> None:
+    """Raises UsageError for algorithms that are unknown or do not fit the network."""
     check_different("algorithm", chosen.algorithm)
     papers = [entry.partition("=")[0] for entry in chosen.paper]
     if len(set(papers)) < len(papers):
         raise flag_error("paper", chosen.paper, "must not name one twice")
     for name in chosen.algorithm:
         names.check_factory("algorithm", name, LISTED)
-        if names.facts(name).needs_norm and not has_norm:
+        if names.facts(name).needs_norm and not network.has_norm(chosen):
             raise flag_error(
                 "algorithm", name, "needs --norm=batch, as the network has no normalisation layers"
             )
 
 
-def check_task(chosen: Method, loss: str, task: Task) -> None:
-    """Raises UsageError for an algorithm that does not fit the targets or the loss.
-
-    loss: the value of --loss.
-    """
+def check_task(chosen: Config, task: Task) -> None:
+    """Raises UsageError for an algorithm that does not fit the targets or the loss."""
     for name in chosen.algorithm:
         facts, takes_loss = names.facts(name), names.takes(names.factory(name), "loss")
         if facts.needs_classes and task.kind != "classes":
             text = f"needs data with classes, these have {task.kind}"
             raise flag_error("algorithm", name, text)
-        is_asked = loss != "auto" or (task.kind == "classes" and not task.is_default)
+        is_asked = chosen.loss != "auto" or (task.kind == "classes" and not task.is_default)
         if is_asked and not takes_loss:
             text = "has a loss of its own, must stand without --loss and --label_smoothing"
             raise flag_error("algorithm", name, text)
         if facts.means_of_targets and not (task.is_default or task.loss_of_means):
-            text = f"needs a loss that takes means of classes, such as cross_entropy, not {loss}"
+            text = "needs a loss that takes means of classes, such as cross_entropy"
             raise flag_error("algorithm", name, text)
 
 
-def check_paper(chosen: Method, *, is_given: bool) -> None:
+def check_paper(chosen: Config, *, is_given: bool) -> None:
     """Raises UsageError if --paper has a number for an algorithm that is not run.
 
     is_given: whether --paper is set outside of presets; a preset may name any listed algorithm.
@@ -98,7 +94,7 @@ def check_paper(chosen: Method, *, is_given: bool) -> None:
             check_known("paper", name, allowed)
 
 
-def settings(chosen: Method) -> dict[str, dict[str, tuple[Any, ...]]]:
+def settings(chosen: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
     """The --set flags of each algorithm: name -> values, in the type of the factory's argument.
 
     A setting applies to every algorithm that has its name; at least one algorithm must have it.

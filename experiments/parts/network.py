@@ -19,6 +19,7 @@ from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.types import Model, Tree, Variables
 
 from ..flags import names
+from ..flags.configuration import Config
 from ..flags.flag import (
     Range,
     at_least,
@@ -92,19 +93,19 @@ class Network:
         choices=lowerings.LOWERINGS,
     )
 
-    @property
-    def has_norm(self) -> bool:
-        """Whether it has normalisation layers."""
-        is_asked = self.norm != "none" and names.takes(names.network(self.model), "norm")
-        return is_asked or self.model not in names.WITHOUT_NORM
+
+def has_norm(chosen: Config) -> bool:
+    """Whether the network has normalisation layers."""
+    is_asked = chosen.norm != "none" and names.takes(names.network(chosen.model), "norm")
+    return is_asked or chosen.model not in names.WITHOUT_NORM
 
 
-def check(chosen: Network) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError for an unknown network."""
     names.check_factory("model", chosen.model, names.MODELS)
 
 
-def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
+def arguments(chosen: Config, data: Dataset) -> dict[str, Any]:
     """The arguments of a network's factory for a data set.
 
     They are num_classes, which is positional, and all flags that the factory has arguments for.
@@ -132,7 +133,7 @@ def arguments(chosen: Network, data: Dataset) -> dict[str, Any]:
     return {"num_classes": len(data.classes), **taken}
 
 
-def make(chosen: Network, data: Dataset) -> Model:
+def make(chosen: Config, data: Dataset) -> Model:
     """The network for a data set. Raises UsageError if the flags do not fit it."""
     settings = arguments(chosen, data)
     num_classes = settings.pop("num_classes")
@@ -160,7 +161,7 @@ def make(chosen: Network, data: Dataset) -> Model:
     return model
 
 
-def is_scaled(chosen: Network, data: Dataset) -> bool:
+def is_scaled(chosen: Config, data: Dataset) -> bool:
     """Whether the network shifts and scales its inputs.
 
     It also does for categories, as those that do not occur in training are 0 (`scale` is 0).
@@ -168,7 +169,7 @@ def is_scaled(chosen: Network, data: Dataset) -> bool:
     return chosen.standardise or any(column.categories for column in data.columns)
 
 
-def _check_scaled(chosen: Network, data: Dataset) -> None:
+def _check_scaled(chosen: Config, data: Dataset) -> None:
     """Raises UsageError if the shift and scale of inputs do not fit the data or other flags."""
     if data.words:
         raise flag_error("standardise", True, "must be false, as the data are words of texts")
@@ -180,7 +181,7 @@ def _check_scaled(chosen: Network, data: Dataset) -> None:
         raise flag_error("standardise", True, text)
 
 
-def _default_widths(chosen: Network, data: Dataset) -> tuple[int, ...] | None:
+def _default_widths(chosen: Config, data: Dataset) -> tuple[int, ...] | None:
     """The default widths of the mlp on vectors; None: the network's own."""
     if chosen.model != "mlp" or data.words or not jax.tree_util.all_leaves([data.x]):
         return None
@@ -204,12 +205,10 @@ def _image_size(data: Dataset) -> int:
     return min((32, 64, 224), key=lambda size: abs(math.log(size / side)))
 
 
-def check_outputs(
-    chosen: Network, model: Model, variables: Variables, data: Dataset, source: str
-) -> None:
+def check_outputs(chosen: Config, model: Model, variables: Variables, data: Dataset) -> None:
     """Raises UsageError unless a network has an output for each of the data's targets.
 
-    variables: their shapes, from `shapes`. source: the value of --dataset.
+    variables: their shapes, from `shapes`.
     """
     x = sample(data.x)
     with _calls(chosen, x):
@@ -221,12 +220,12 @@ def check_outputs(
     if shape is not None:
         found = f"outputs [{', '.join(['B', *map(str, shape[1:])])}]"
     each = {"classes": "class", "labels": "label", "values": "value"}[data.task]
-    text = f"must return [B, {count}], one for each {each} of --dataset={source}"
+    text = f"must return [B, {count}], one for each {each} of --dataset={chosen.dataset}"
     raise flag_error("model", chosen.model, f"returns {found}, {text}")
 
 
 @contextlib.contextmanager
-def _calls(chosen: Network, x: Tree) -> Iterator[None]:
+def _calls(chosen: Config, x: Tree) -> Iterator[None]:
     """Makes errors of a network that is called on x, which is shapes, errors of its flags."""
     try:
         yield
@@ -240,7 +239,7 @@ def _calls(chosen: Network, x: Tree) -> Iterator[None]:
         raise flag_error("model", chosen.model, text) from None
 
 
-def shapes(chosen: Network, model: Model, data: Dataset) -> Variables:
+def shapes(chosen: Config, model: Model, data: Dataset) -> Variables:
     """The shapes of a network's variables.
 
     Raises UsageError if the network does not fit the data, the weights do not fit the network, or

@@ -11,6 +11,7 @@ from fedjax_inv.objectives import Score
 from fedjax_inv.types import Loss
 
 from ..flags import names
+from ..flags.configuration import Config
 from ..flags.flag import (
     FINITE,
     FRACTION,
@@ -109,7 +110,7 @@ class Task(NamedTuple):
         return ACCURACY if found == ACCURACY else found
 
 
-def check(chosen: Objective) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError for an unknown loss or score."""
     if chosen.loss != "auto":
         names.check_factory("loss", chosen.loss, ["auto", *_LOSSES])
@@ -131,7 +132,7 @@ def score_of(name: str) -> Score:
     return Score(name.partition(":")[2], found)
 
 
-def task(chosen: Objective, kind: str) -> Task:
+def task(chosen: Config, kind: str) -> Task:
     """The task of data with this kind of targets.
 
     Raises UsageError for a loss or a score of another kind.

@@ -11,6 +11,7 @@ from fedjax_inv import devices, missing, platforms, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Array, Cohort
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     FRACTION,
     PART,
@@ -77,31 +78,32 @@ class Participation:
     )
     first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
 
-    def slots(self, num_clients: int) -> int:
-        """The number of clients drawn in a round.
 
-        A single client always takes part, as it may hold the pooled examples of all.
-        """
-        if self.cohort or self.sampling_rate == 1 or num_clients == 1:
-            return min(self.cohort or num_clients, num_clients)
-        try:
-            return schedules.cohort_size(num_clients, self.sampling_rate)
-        except UsageError as error:
-            names = {"rate": "sampling_rate", "num_clients": "clients"}
-            raise in_flags(error, "", names) from None
+def slots(chosen: Config, num_clients: int) -> int:
+    """The number of clients drawn in a round.
 
-    @property
-    def history(self) -> int:
-        """The number of broadcasts that a run keeps."""
-        if self.late == "stale":
-            return 1 + self.longest_delay
-        return max([1, *(int(entry.partition(":")[2]) for entry in self.slow)])
+    A single client always takes part, as it may hold the pooled examples of all.
+    """
+    if chosen.cohort or chosen.sampling_rate == 1 or num_clients == 1:
+        return min(chosen.cohort or num_clients, num_clients)
+    try:
+        return schedules.cohort_size(num_clients, chosen.sampling_rate)
+    except UsageError as error:
+        names = {"rate": "sampling_rate", "num_clients": "clients"}
+        raise in_flags(error, "", names) from None
 
 
-def check(chosen: Participation, num_clients: int) -> None:
-    """Raises UsageError for flags that contradict each other. num_clients: --clients."""
-    if num_clients and chosen.cohort > num_clients:
-        raise flag_error("cohort", chosen.cohort, f"must be at most --clients={num_clients}")
+def history(chosen: Config) -> int:
+    """The number of broadcasts that a run keeps."""
+    if chosen.late == "stale":
+        return 1 + chosen.longest_delay
+    return max([1, *(int(entry.partition(":")[2]) for entry in chosen.slow)])
+
+
+def check(chosen: Config) -> None:
+    """Raises UsageError for flags that contradict each other."""
+    if chosen.clients and chosen.cohort > chosen.clients:
+        raise flag_error("cohort", chosen.cohort, f"must be at most --clients={chosen.clients}")
     if chosen.late == "stale" and chosen.slow:
         text = "must be left out with --late=stale, which sets all delays"
         raise flag_error("slow", chosen.slow, text)
@@ -111,13 +113,13 @@ def check(chosen: Participation, num_clients: int) -> None:
             raise flag_error(name, entries, "must have one value for each client")
 
 
-def _per_client(chosen: Participation) -> dict[str, tuple[str, ...]]:
+def _per_client(chosen: Config) -> dict[str, tuple[str, ...]]:
     """The flags with entries client:value."""
     return {"slow": chosen.slow, "lossy": chosen.lossy}
 
 
-def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> None:
-    """Raises UsageError for flags that do not fit the numbers of clients and rounds."""
+def check_clients(chosen: Config, num_clients: int) -> None:
+    """Raises UsageError for flags that do not fit the number of clients."""
     if chosen.cohort > num_clients:
         raise flag_error("cohort", chosen.cohort, f"must be at most the {num_clients} clients")
     for name, entries in _per_client(chosen).items():
@@ -127,12 +129,12 @@ def check_clients(chosen: Participation, num_clients: int, num_rounds: int) -> N
     if chosen.frequency < 1 and num_clients > 1 and round(chosen.sparse * num_clients) == 0:
         text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
         raise flag_error("sparse", chosen.sparse, text)
-    needed = -(-num_clients // chosen.slots(num_clients))
-    if chosen.first_all and needed > num_rounds:
-        raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={num_rounds}")
+    needed = -(-num_clients // slots(chosen, num_clients))
+    if chosen.first_all and needed > chosen.rounds:
+        raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={chosen.rounds}")
 
 
-def with_rule(chosen: Participation, name: str, algorithm: Algorithm) -> Algorithm:
+def with_rule(chosen: Config, name: str, algorithm: Algorithm) -> Algorithm:
     """The algorithm with the rule of --missing. Raises UsageError if it does not fit."""
     try:
         return missing.with_rule(algorithm, chosen.missing)
@@ -140,12 +142,10 @@ def with_rule(chosen: Participation, name: str, algorithm: Algorithm) -> Algorit
         raise in_flags(error, f"--missing={chosen.missing} --algorithm={name}", {}) from None
 
 
-def cohorts(
-    chosen: Participation, inputs: program.Inputs, num_rounds: int, last_round: int
-) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds, empty from round `last_round` on."""
+def cohorts(chosen: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
+    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
     num_clients = inputs.train.size.shape[1]
-    slots = chosen.slots(num_clients)
+    width = slots(chosen, num_clients)
     rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
     several = num_clients > 1  # a single client may hold the pooled examples of all
     drops = several and chosen.dropout > 0
@@ -153,8 +153,8 @@ def cohorts(
     is_rare = several and chosen.frequency < 1
 
     def schedule(key: Array) -> Cohort:
-        if slots < num_clients:
-            cohort = schedules.sampled(key, num_clients, slots, num_rounds)
+        if width < num_clients:
+            cohort = schedules.sampled(key, num_clients, width, num_rounds)
         else:
             cohort = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
@@ -172,7 +172,7 @@ def cohorts(
                 cohort = schedules.dropout(cohort, draw_key, fails)
         if chosen.first_all:
             cohort = schedules.first_all(cohort, num_clients)
-        is_before_end = np.arange(num_rounds)[:, None] < last_round
+        is_before_end = np.arange(num_rounds)[:, None] < chosen.rounds
         return cohort._replace(present=cohort.present & is_before_end)
 
     def of_runs(seed: Array) -> Cohort:
@@ -188,7 +188,7 @@ def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency
     return schedules.upload_probabilities(draw_key, num_clients, sparse=sparse, frequency=frequency)
 
 
-def is_sparse(chosen: Participation, num_clients: int, seed: int) -> np.ndarray:
+def is_sparse(chosen: Config, num_clients: int, seed: int) -> np.ndarray:
     """[C] bool: which clients of a run are sparse, so that --frequency applies to them."""
     key = program.schedule_key(seed)
     return np.asarray(_upload_probabilities(key, num_clients, chosen.sparse, 0.5)) < 1

@@ -12,6 +12,7 @@ from fedjax_inv.data.federation import Split
 from fedjax_inv.data.wrong_labels import Mislabelled
 from fedjax_inv.types import Examples
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     POSITIVE,
     PROBABILITY,
@@ -82,27 +83,26 @@ class Partition:
         Range(lambda value: 0 < value <= 1, "above 0 and at most 1"),
     )
 
-    def num_clients(self, dataset: Dataset, held_out: str | None) -> int:
-        """The number of training clients. held_out: the domain for the test, None for a split."""
-        if self.clients:
-            return self.clients
-        if self.partition != "user" or dataset.user is None:
-            return len(dataset.domains) - (held_out is not None)
-        trains = ~np.asarray(dataset.test)
-        if held_out in dataset.domains:
-            trains &= dataset.domain != dataset.domains.index(held_out)
-        return max(1, len(np.unique(dataset.user[trains])))
+
+def num_clients(chosen: Config, dataset: Dataset, held_out: str | None) -> int:
+    """The number of training clients. held_out: the domain for the test, None for a split."""
+    if chosen.clients:
+        return chosen.clients
+    if chosen.partition != "user" or dataset.user is None:
+        return len(dataset.domains) - (held_out is not None)
+    trains = ~np.asarray(dataset.test)
+    if held_out in dataset.domains:
+        trains &= dataset.domain != dataset.domains.index(held_out)
+    return max(1, len(np.unique(dataset.user[trains])))
 
 
 def split(
-    chosen: Partition,
+    chosen: Config,
     dataset: Dataset,
     data: Examples,
     *,
-    num_clients: int,
     held_out: str | None,
     seed: int,
-    test_fraction: float,
     first_row: int,
 ) -> Split:
     """The examples of the clients and of the test.
@@ -112,12 +112,13 @@ def split(
 
     Raises UsageError if the partition does not fit the data.
     """
+    number = num_clients(chosen, dataset, held_out)
     is_by_user = chosen.partition == "user" and not chosen.clients
     try:
         partition = federation.partitioner(
             chosen.partition,
             dataset,
-            num_clients,
+            number,
             alpha=chosen.alpha,
             min_size=None if chosen.min_size < 0 else chosen.min_size,
             shards_per_client=chosen.classes_per_client,
@@ -126,10 +127,10 @@ def split(
         found = federation.split(
             dataset,
             data,
-            _of_users(dataset, num_clients) if is_by_user else partition,
+            _of_users(dataset, number) if is_by_user else partition,
             held_out=held_out,
             seed=seed,
-            test_fraction=test_fraction,
+            test_fraction=chosen.test_fraction,
             first_row=first_row,
             imbalance=chosen.imbalance,
         )
@@ -151,7 +152,7 @@ def split(
 
 
 def with_wrong_labels(
-    chosen: Partition, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
+    chosen: Config, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
 ) -> Mislabelled:
     """The splits with wrong labels at some clients. seeds: of the splits.
 

@@ -6,6 +6,7 @@ import optax
 
 from fedjax_inv.types import Array
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     FRACTION,
     POSITIVE,
@@ -38,12 +39,12 @@ class Server:
     )
 
 
-def check(chosen: Server) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError for a bad optimizer."""
     check_different("server_learning_rate", chosen.server_learning_rate)
     optimizers.arguments(chosen, "server_optimizer")
 
 
-def optimizer(chosen: Server, learning_rate: float | Array) -> optax.GradientTransformation:
+def optimizer(chosen: Config, learning_rate: float | Array) -> optax.GradientTransformation:
     """The server's optimizer."""
     return optimizers.make(chosen, "server_optimizer", learning_rate)

@@ -9,6 +9,7 @@ import optax
 from fedjax_inv import local, platforms
 from fedjax_inv.types import Array, Work
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     FINITE,
     FRACTION,
@@ -64,7 +65,7 @@ class Clients:
     )
 
 
-def check(chosen: Clients) -> None:
+def check(chosen: Config) -> None:
     """Raises UsageError for a bad optimizer."""
     check_different("learning_rate", chosen.learning_rate)
     optimizers.arguments(chosen, "optimizer")
@@ -77,7 +78,7 @@ class Sizes(NamedTuple):
     num_batches: int | None = None  # batches in a pass, if all clients have the same number
 
 
-def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
+def sizes(chosen: Config, num_examples: np.ndarray) -> Sizes:
     """The sizes for clients with these numbers of examples [R, C]."""
     if not chosen.batch_size:
         return Sizes(8 * -(-int(num_examples.max()) // 8))
@@ -87,12 +88,12 @@ def sizes(chosen: Clients, num_examples: np.ndarray) -> Sizes:
     return Sizes(num_batches=int(batches[0]) if len(batches) == 1 else None)
 
 
-def work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
+def work(chosen: Config, learning_rate: float | Array, sizes: Sizes) -> Work:
     """The local training that the flags describe."""
     return _work(chosen, learning_rate, sizes)._replace(learning_rate=learning_rate)
 
 
-def _work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
+def _work(chosen: Config, learning_rate: float | Array, sizes: Sizes) -> Work:
     optimizer = optimizers.regularised(
         optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
     )
@@ -115,15 +116,13 @@ def _work(chosen: Clients, learning_rate: float | Array, sizes: Sizes) -> Work:
     )
 
 
-def schedule(chosen: Clients, end: int) -> optax.Schedule | None:
+def schedule(chosen: Config) -> optax.Schedule | None:
     """The factor of the learning rate in round t = 0, 1, ...; None if it is always 1.
 
     In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, that of a constant
     schedule is 1, and that of a cosine (1 + cos(pi min(s / (end - w), 1))) / 2.
-
-    end: the round in which a cosine is 0, above w.
     """
-    warmup, is_cosine = chosen.warmup_rounds, chosen.schedule == "cosine"
+    warmup, end, is_cosine = chosen.warmup_rounds, chosen.schedule_end, chosen.schedule == "cosine"
     rest = optax.constant_schedule(1.0)
     if is_cosine:
         rest = optax.cosine_decay_schedule(1.0, end - warmup)

@@ -9,6 +9,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
 
+from ..flags.configuration import Config
 from ..flags.flag import (
     FINITE,
     Range,
@@ -101,21 +102,15 @@ class Watching:
         choices=RULES,
     )
 
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The thresholds of --stop_below or --stop_above."""
-        return self.stop_below or self.stop_above
+
+def following(chosen: Config) -> int:
+    """The largest --eval_every, up to the default, that fits the other flags."""
+    largest = min(Watching.eval_every, chosen.rounds)
+    return next(n for n in range(largest, 0, -1) if chosen.checkpoint_every % n == 0)
 
 
-def following(chosen: Watching, num_rounds: int, checkpoint_every: int) -> Watching:
-    """The group with the largest --eval_every, up to its own, that fits the other flags."""
-    largest = min(chosen.eval_every, num_rounds)
-    fits = (n for n in range(largest, 0, -1) if checkpoint_every % n == 0)
-    return dataclasses.replace(chosen, eval_every=next(fits))
-
-
-def check(chosen: Watching, num_rounds: int) -> None:
-    """Raises UsageError for flags that contradict each other or the number of rounds."""
+def check(chosen: Config) -> None:
+    """Raises UsageError for flags that contradict each other."""
     for name, thresholds in (
         ("stop_below", chosen.stop_below),
         ("stop_above", chosen.stop_above),
@@ -126,11 +121,12 @@ def check(chosen: Watching, num_rounds: int) -> None:
     if chosen.stop_below and chosen.stop_above:
         text = f"must not stand beside --stop_below={shown(chosen.stop_below)}"
         raise flag_error("stop_above", chosen.stop_above, text)
-    if chosen.eval_every > num_rounds:
-        raise flag_error("eval_every", chosen.eval_every, f"must be at most --rounds={num_rounds}")
+    if chosen.eval_every > chosen.rounds:
+        text = f"must be at most --rounds={chosen.rounds}"
+        raise flag_error("eval_every", chosen.eval_every, text)
 
 
-def check_task(chosen: Watching, task: Task) -> None:
+def check_task(chosen: Config, task: Task) -> None:
     """Raises UsageError for flags that do not fit the targets or the score."""
     metrics.check(chosen.metrics, task.kind)
     if chosen.watch_classes and task.kind != "classes":
@@ -148,7 +144,7 @@ def check_task(chosen: Watching, task: Task) -> None:
                 raise flag_error(name, threshold, "must be above 0 and below 1")
 
 
-def check_rule(chosen: Watching, num_groups: int) -> None:
+def check_rule(chosen: Config, num_groups: int) -> None:
     """Raises UsageError if --select compares training domains and there is only one.
 
     num_groups: the number of validation groups.
@@ -181,7 +177,7 @@ def check_classes(classes: Sequence[str], y: np.ndarray, splits: Iterable[Split]
             )
 
 
-def warm_start(chosen: Watching, batch_size: int, sizes: np.ndarray) -> int:
+def warm_start(chosen: Config, sizes: np.ndarray) -> int:
     """The number of rounds before a stop. sizes [C]: the training clients' numbers of examples."""
     if chosen.stop_above:
         return 0
@@ -189,5 +185,5 @@ def warm_start(chosen: Watching, batch_size: int, sizes: np.ndarray) -> int:
         return len(sizes)
     if chosen.warm_start == "batches":
         largest = int(sizes.max())
-        return -(-largest // (batch_size or largest))
+        return -(-largest // (chosen.batch_size or largest))
     return int(chosen.warm_start)

@@ -68,7 +68,7 @@ class Runs:
         except UsageError as error:
             raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
         if self.start.data != provenance.of_data(found.loaded):
-            text = f"was trained on other data than --dataset={chosen.data.dataset} has by now"
+            text = f"was trained on other data than --dataset={chosen.dataset} has by now"
             raise UsageError(self.where, ..., f"{text}; must have those, to the last bit")
         return found
 
@@ -88,7 +88,7 @@ class Runs:
         """
         dataset = self.data.dataset
         model = (
-            networks.make(self.config.model, dataset._replace(render=None))
+            networks.make(self.config, dataset._replace(render=None))
             if rendered
             else self.data.model
         )
@@ -96,7 +96,7 @@ class Runs:
         plain = assemble.algorithm(
             self.config, self.cell, model, self.data.task, hyper, training.Sizes()
         )
-        precision = machine.precision(self.config.run, facts(self.cell.algorithm).precision)
+        precision = machine.precision(self.config, facts(self.cell.algorithm).precision)
 
         def predict(server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -181,7 +181,7 @@ class OneRun:
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
-        result, rule = self.runs.result.runs[self.index], self.runs.config.watching.select
+        result, rule = self.runs.result.runs[self.index], self.runs.config.select
         if self.state not in STATES:
             return self._line_after(int(self.state))
         best = self.state == "best"
@@ -283,8 +283,8 @@ def open(
 
 def _alone(chosen: Config, data_dir: str) -> Config:
     """A run's flags, changed to one device of one process, which does not influence its states."""
-    hold = "stream" if chosen.run.hold == "stream" else "auto"
+    hold = "stream" if chosen.hold == "stream" else "auto"
     one: dict[str, Any] = {"devices": "1", "hold": hold, "num_processes": 1, "process_id": 0}
     one["distributed"] = False
-    one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data.data_dir}
+    one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data_dir}
     return config.changed(chosen, **one)

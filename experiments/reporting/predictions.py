@@ -293,12 +293,10 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = finished.open("run_dir", folder, named=chosen.outside, data_dir=chosen.data.data_dir)
+    runs = finished.open("run_dir", folder, named=chosen.outside, data_dir=chosen.data_dir)
     # The rule of this command, which may differ from that in training.
-    runs = dataclasses.replace(
-        runs, config=config.changed(runs.config, select=chosen.watching.select)
-    )
-    if set(chosen.run.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
+    runs = dataclasses.replace(runs, config=config.changed(runs.config, select=chosen.select))
+    if set(chosen.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
         return dataclasses.replace(runs, known_data=assembled)
     return runs
 
@@ -309,7 +307,7 @@ def chosen(runs: Runs) -> list[int]:
     Where --select finds none, they are selected by validation. Raises UsageError if every setting
     has a seed that diverged.
     """
-    rule = runs.config.watching.select
+    rule = runs.config.select
     picked = report.choose("", runs.result, rule) or report.choose("", runs.result)
     if picked is None:
         text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"

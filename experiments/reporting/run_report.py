@@ -37,7 +37,7 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
     config = assembled.config
     partition = folder / "partition.png"
     begun = max((cell.folder / "config.json").stat().st_mtime for cell in finished)
-    held_out, seed = assembled.cells[0].held_out, config.run.seeds[0]
+    held_out, seed = assembled.cells[0].held_out, config.seeds[0]
     title = data_figures.title_of(config.title, held_out, seed)
     # A figure of the same cell stays.
     is_there = partition.exists() and partition.stat().st_mtime >= begun
@@ -45,17 +45,17 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
         dataset, split = assembled.as_seen(held_out, seed)
         is_wrong = dataset.y != assembled.dataset.y
         data_figures.draw_partition(partition, dataset, split, is_wrong, title=title)
-    run_figures.write(folder, finished, title=_title(config), rule=config.watching.select)
+    run_figures.write(folder, finished, title=_title(config), rule=config.select)
 
 
 def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
-    paper = dict(entry.split("=", 1) for entry in config.method.paper)
-    rule = config.watching.select
+    paper = dict(entry.split("=", 1) for entry in config.paper)
+    rule = config.select
     results = [(cell.label, cell.result) for cell in finished]
     more: list[Part] = []
-    if config.watching.metrics:
+    if config.metrics:
         more = metrics_parts(assembled, folder, finished)
     else:
         files.remove(folder / "metrics.csv")
@@ -90,18 +90,18 @@ def metrics_parts(
 
     A line below the table names each run whose state is not there any more.
     """
-    watched, classes = assembled.config.watching, assembled.dataset.classes
+    config, classes = assembled.config, assembled.dataset.classes
     rows: list[dict[str, Any]] = []
     lacking: list[str] = []
     is_alone = len(finished) == 1
     for cell in finished:
-        chosen = report.choose(cell.label, cell.result, watched.select)
+        chosen = report.choose(cell.label, cell.result, config.select)
         if chosen is None:
             continue
         runs = predictions.of_folder(cell.folder, assembled)
         algorithm = runs.algorithm(chosen.indices[0])
         for index in chosen.indices:
-            picked = selection.picked_or_last(runs.result.runs[index], watched.select)
+            picked = selection.picked_or_last(runs.result.runs[index], config.select)
             # Another rule may have kept another state than this one's, but the last is there.
             is_last = picked.round == runs.result.runs[index].last.round
             one = runs.run(index, "last" if is_last else "best")
@@ -114,7 +114,7 @@ def metrics_parts(
                 lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {why}.")
                 continue
             about = {"algorithm": cell.label, "held_out": chosen.held_out}
-            scores = predictions.rows(found, assembled.task, classes, watched.metrics)
+            scores = predictions.rows(found, assembled.task, classes, config.metrics)
             rows += [about | row for row in scores]
     frame = pd.DataFrame(rows)
     files.write(folder / "metrics.csv", frame.to_csv(index=False))
@@ -123,13 +123,13 @@ def metrics_parts(
         return [*parts]
     keys = ["algorithm", "held_out", "domain", "split"]
     of_domains = frame[frame["by"] == "domain"].groupby(keys, sort=False)
-    table = of_domains[[*watched.metrics]].agg(report.metric_text).reset_index()
+    table = of_domains[[*config.metrics]].agg(report.metric_text).reset_index()
     heads = {"algorithm": "metrics where selected", "held_out": "held out"}
     return [table.rename(columns=heads), *parts]
 
 
 def _title(config: Config) -> str:
-    count = len(config.run.seeds)
+    count = len(config.seeds)
     seeds = "one seed" if count == 1 else f"{count} seeds"
-    rounds = "1 round" if config.run.rounds == 1 else f"{config.run.rounds} rounds"
-    return f"{config.title}, {config.model.model}, {rounds}, {seeds}"
+    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
+    return f"{config.title}, {config.model}, {rounds}, {seeds}"

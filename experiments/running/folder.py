@@ -1,7 +1,6 @@
 """Run folders: which run they hold, and their lock."""
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import re
@@ -20,7 +19,6 @@ from ..experiment.grid import Cell
 from ..flags import outside
 from ..flags.flag import name_of, shown
 from ..parts import machine, watching
-from ..parts.watching import Watching
 from ..running import checkpoints, files, provenance, records
 from ..running.records import Begun, Flag, Result, Start
 
@@ -65,13 +63,9 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     named: the flags that are in `name` already.
     """
     left_out = {*_HOW, *named}
-    if chosen.watching == watching.following(
-        dataclasses.replace(chosen.watching, eval_every=Watching.eval_every),
-        chosen.run.rounds,
-        chosen.run.checkpoint_every,
-    ):
+    if chosen.eval_every == watching.following(chosen):
         left_out.add("eval_every")  # or a run of few rounds would not go on with more
-    if chosen.data.dataset == chosen.data.stem:
+    if chosen.dataset == chosen.stem:
         left_out.add("dataset")  # its stem is in every name
     changed = {
         name_of(config.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
@@ -147,12 +141,12 @@ def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start
     _check_start(folder, there.start, start())
     before = there.flags["rounds"]
     _check_rounds(folder, before, chosen)
-    if before == chosen.run.rounds and (folder / "result.json").exists():
+    if before == chosen.rounds and (folder / "result.json").exists():
         return result(folder)
-    if not chosen.run.resume:
+    if not chosen.resume:
         state = "an unfinished run"
-        if before != chosen.run.rounds:
-            state = f"a run whose rounds is {before} and not {chosen.run.rounds}"
+        if before != chosen.rounds:
+            state = f"a run whose rounds is {before} and not {chosen.rounds}"
         text = f"holds {state}; add --resume to go on with it, or choose another"
         raise UsageError("--run_dir", folder, text)
     return None
@@ -208,14 +202,14 @@ def _check_start(folder: Path, before: Start, now: Start) -> None:
 
 def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
     """Raises UsageError if a run cannot continue with --rounds instead of `before` rounds."""
-    asked, every = chosen.run.rounds, chosen.watching.eval_every
+    asked, every = chosen.rounds, chosen.eval_every
     if asked == before:
         return
     done = max(checkpoints.rounds(folder / "checkpoints"), default=0)
     text = ""
     if asked < done:
         text = f"has done {done}; must be at least as many"
-    elif chosen.schedule_end and not chosen.clients.schedule_rounds:
+    elif chosen.schedule_end and not chosen.schedule_rounds:
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
     elif done % every and asked > done:
         text = f"ended after {done}, between two evaluations of --eval_every={every}"
@@ -264,7 +258,7 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
         raise
     except (TypeError, ValueError):
         raise _unreadable(folder) from None
-    if record.cell.algorithm not in chosen.method.algorithm:
+    if record.cell.algorithm not in chosen.algorithm:
         raise _unreadable(folder)
     return chosen, record.cell.restored()
 

@@ -9,8 +9,8 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
 
+from ..flags.configuration import Config
 from ..flags.flag import flag_error, shown
-from ..parts.network import Network
 from ..running import checkpoints, records
 from ..running import folder as folders
 
@@ -18,7 +18,7 @@ from ..running import folder as folders
 _SAME = ("activation", "weights")
 
 
-def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
+def variables(chosen: Config, like: Variables, seeds: Sequence[int]) -> dict[int, Variables]:
     """The networks of --init_from, by seed; a seed that it lacks gets the first run's network.
 
     like: the shapes of the new run's variables.
@@ -56,16 +56,16 @@ def variables(chosen: Network, like: Variables, seeds: Sequence[int]) -> dict[in
     return {seed: _finite(chosen, networks, _row(chosen, begun.cell, seed)) for seed in seeds}
 
 
-def _error(chosen: Network, text: str) -> UsageError:
+def _error(chosen: Config, text: str) -> UsageError:
     return flag_error("init_from", chosen.init_from, text)
 
 
-def is_gone(chosen: Network) -> bool:
+def is_gone(chosen: Config) -> bool:
     """Whether --init_from names a run that does not exist, or not any more."""
     return bool(chosen.init_from) and not (_place(chosen)[0] / "config.json").is_file()
 
 
-def _place(chosen: Network) -> tuple[Path, int | None]:
+def _place(chosen: Config) -> tuple[Path, int | None]:
     """The run folder that --init_from names, and the checkpoint's round if it names one."""
     path = Path(chosen.init_from).expanduser()
     if path.name.isdecimal() and path.parent.name == "checkpoints":
@@ -73,7 +73,7 @@ def _place(chosen: Network) -> tuple[Path, int | None]:
     return path, None
 
 
-def _row(chosen: Network, cell: records.Cell, seed: int) -> int:
+def _row(chosen: Config, cell: records.Cell, seed: int) -> int:
     """The index of the run with this seed, or with the first run's seed if there is none."""
     seeds = [run.seed for run in cell.runs]
     nearest = seed if seed in seeds else seeds[0]
@@ -84,7 +84,7 @@ def _row(chosen: Network, cell: records.Cell, seed: int) -> int:
     return seeds.index(nearest)
 
 
-def _finite(chosen: Network, networks: Variables, row: int) -> Variables:
+def _finite(chosen: Config, networks: Variables, row: int) -> Variables:
     """The network in a row of networks [R, ...]; raises UsageError if it is not finite."""
     network = jax.tree.map(lambda leaf: leaf[row], networks)
     for path, leaf in jax.tree_util.tree_leaves_with_path(network):
@@ -93,7 +93,7 @@ def _finite(chosen: Network, networks: Variables, row: int) -> Variables:
     return network
 
 
-def _matched(chosen: Network, networks: Tree, like: Variables) -> Variables:
+def _matched(chosen: Config, networks: Tree, like: Variables) -> Variables:
     """The arrays [R, ...] of a checkpoint in the structure of `like` [...].
 
     Raises UsageError if their shapes differ.

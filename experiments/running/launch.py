@@ -3,7 +3,6 @@
 While a cell runs, the programs of the next ones compile in threads (`ahead`).
 """
 
-import dataclasses
 import functools
 import os
 import sys
@@ -22,11 +21,11 @@ from fedjax_inv.types import Cohort, Examples, Variables
 
 from ..experiment import assemble, grid
 from ..experiment.assemble import Assembled, Prepared
-from ..experiment.config import FLAGS, GROUPS, Config
+from ..experiment.config import FLAGS, Config, names_of
 from ..experiment.grid import Cell
 from ..flags import errors, outside
 from ..flags.flag import check_run_dir, shown
-from ..parts import machine
+from ..parts import machine, participation
 from ..running import (
     checkpoints,
     divergence,
@@ -115,14 +114,14 @@ def prepared(
     shared: the programs of other launches of this process; this one uses and extends them.
     label: what lines of progress name this launch; "": the label of each cell.
     """
-    events.check(config.watching.tensorboard)
+    events.check(config.tensorboard)
     check_run_dir(folder)
-    machine.connect(config.run)
-    is_gone = initial.is_gone(config.model)
+    machine.connect(config)
+    is_gone = initial.is_gone(config)
     start = None if is_gone else start_of(config)
-    if (folder / "result.json").exists() and not config.model.init_from:
+    if (folder / "result.json").exists() and not config.init_from:
         # If nothing is left to run, the report needs the first seed's data alone.
-        first = assemble.assemble(config, config.run.seeds[:1])
+        first = assemble.assemble(config, config.seeds[:1])
         places, begun = _places(first, folder, in_folders), _begun(first)
         if None not in _finished(first, places, begun).values():
             return Launch(first, folder, places, begun, shared, label)
@@ -135,11 +134,11 @@ def prepared(
     _finished(assembled, places, begun)
     if shared is None:  # of several launches, those of a study, `check` comes first
         there = any((place / "config.json").exists() for place in places.values())
-        if config.run.resume and machine.leads() and not there:
+        if config.resume and machine.leads() and not there:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
     warning = assembled.scale_warning()
     if warning and machine.leads():
-        where = f"--dataset={config.data.dataset}"
+        where = f"--dataset={config.dataset}"
         print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
     return Launch(assembled, folder, places, begun, shared, label)
 
@@ -180,7 +179,7 @@ class Launch:
                         results[cell.name] = self._alone(cell, ahead, stop)
                         if left or self._is_row:  # other rows, or the table of all, may be left
                             _end_if_asked(stop, place)
-                    elif config.watching.tensorboard:  # the finished run may lack events
+                    elif config.tensorboard:  # the finished run may lack events
                         name = assembled.task.score.name
                         events.Events(place, cell, log.read(place), True, name).close()
             if not machine.leads():
@@ -288,9 +287,9 @@ def check(config: Config, folder: Path, *, in_folders: bool) -> None:
     It does not look for the network of --init_from, because an earlier row may still have to write
     it.
     """
-    events.check(config.watching.tensorboard)
+    events.check(config.tensorboard)
     check_run_dir(folder)
-    assembled = assemble.assemble(config, config.run.seeds[:1])
+    assembled = assemble.assemble(config, config.seeds[:1])
     assembled.check_fit()
     _finished(assembled, _places(assembled, folder, in_folders), _begun(assembled))
 
@@ -299,7 +298,7 @@ def start_of(config: Config) -> assemble.Start:
     """A function that reads the networks of --init_from."""
 
     def start(shapes: Variables, seeds: Sequence[int]) -> Mapping[int, Variables]:
-        return initial.variables(config.model, shapes, seeds)
+        return initial.variables(config, shapes, seeds)
 
     return start
 
@@ -307,7 +306,7 @@ def start_of(config: Config) -> assemble.Start:
 def _check_started(config: Config, places: Iterable[Path]) -> None:
     """Raises UsageError if --init_from is gone and a run has not started from its network yet."""
     for place in places:
-        has_begun = config.run.resume and checkpoints.rounds(place / "checkpoints")
+        has_begun = config.resume and checkpoints.rounds(place / "checkpoints")
         if not (has_begun or (place / "result.json").exists()):
             assemble.assemble(config, start=start_of(config))  # raises the error
 
@@ -318,11 +317,11 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
     if in_folders:
         folders.check_sweep(folder)
         return {name: folder / place for name, place in grid.folder_names(cells).items()}
-    if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.run.seeds):
+    if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.seeds):
         chosen, hyper = assembled.config, [run.hyper for run in cells[0].runs]
-        where = f"--algorithm={shown(chosen.method.algorithm)}"
+        where = f"--algorithm={shown(chosen.algorithm)}"
         if len({cell.held_out for cell in cells}) > 1:
-            where = f"--held_out={chosen.data.held_out}"
+            where = f"--held_out={chosen.held_out}"
         for name in divergence.varied(hyper):
             values = shown(tuple(dict.fromkeys(each[name] for each in hyper)))
             where = f"--{name}={values}" if name in FLAGS else f"--set={name}={values}"
@@ -364,21 +363,19 @@ def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Ha
     but its inputs.
     """
     config = assembled.config
-    inputs_alone = ("data", "environment", "partition", "participation", "run")
-    others = [getattr(config, name) for name in GROUPS if name not in inputs_alone]
-    attending = config.participation
+    groups = ("data", "environment", "partition", "participation")
+    inputs_alone = {"run_dir", "seeds", *(name for group in groups for name in names_of(group))}
+    others = config.only([name for name in FLAGS if name not in inputs_alone])
     num_clients = prepared.inputs.train.size.shape[1]
-    run = dataclasses.replace(config.run, run_dir="", seeds=())
     # A network that paints its inputs depends on more than their shapes.
-    of_data = id(assembled.model) if assembled.dataset.render else config.data.dataset
+    of_data = id(assembled.model) if assembled.dataset.render else config.dataset
     leaves, structure = jax.tree.flatten((prepared.data, prepared.inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     names = tuple(assembled.dataset.classes), assembled.dataset.words
     return (
         cell.label,
-        *others,
-        run,
-        *(attending.history, attending.missing, attending.slots(num_clients)),
+        others,
+        *(participation.history(config), config.missing, participation.slots(config, num_clients)),
         prepared.experiment.num_groups,
         assembled.dataset.task,
         of_data,
@@ -419,8 +416,8 @@ class _Programs:
             def make() -> program.Program:
                 return program.make(
                     prepared.experiment,
-                    client_chunk=machine.at_once(self._config.run.client_chunk),
-                    run_chunk=machine.at_once(self._config.run.run_chunk),
+                    client_chunk=machine.at_once(self._config.client_chunk),
+                    run_chunk=machine.at_once(self._config.run_chunk),
                     layout=prepared.layout,
                 )
 
@@ -434,7 +431,7 @@ class _Programs:
                 prepared.inputs,
                 cohorts,
                 prepared.layout,
-                every=self._config.watching.eval_every,
+                every=self._config.eval_every,
             )
             # Its programs are compiled by its first calls, which read the examples, too.
             return prepared, streamed, True, cohorts

@@ -70,7 +70,7 @@ def compile_ahead(job: Job) -> Job:
 
     states = jax.tree.map(placed, shapes, compiled.output_shardings)
     program.traffic(data, inputs)  # which it keeps
-    every = job.config.watching.eval_every
+    every = job.config.eval_every
     cohorts = _cohorts(job)
     part = _rounds(cohorts, 0, every)
     program.evaluate.lower(data, inputs, states).compile()
@@ -84,7 +84,7 @@ def trace(job: Job) -> None:
     Nothing is compiled, and what comes later finds the traces.
     """
     program, data, inputs = job.program, job.data, job.inputs
-    every, states = job.config.watching.eval_every, jax.eval_shape(program.init, data, inputs)
+    every, states = job.config.eval_every, jax.eval_shape(program.init, data, inputs)
     jax.eval_shape(program.evaluate, data, inputs, states)
     jax.eval_shape(program.rounds, data, inputs, states, _rounds(_cohorts(job), 0, every))
 
@@ -96,7 +96,7 @@ def _cohorts(job: Job) -> Cohort:
 
 def drawn(config: Config, inputs: Inputs) -> Cohort:
     """The cohorts of all rounds, filled up to whole segments."""
-    rounds, every = config.run.rounds, config.watching.eval_every
+    rounds, every = config.rounds, config.eval_every
     whole = -(-rounds // every) * every
     # On the host, where slicing the rounds of a segment compiles nothing.
     return jax.device_get(assemble.cohorts(config, inputs, whole))
@@ -116,11 +116,11 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
     """
     config, cell = job.config, job.cell
     with contextlib.ExitStack() as opened:
-        checkpoints = Checkpoints(folder / "checkpoints", config.run.keep_checkpoints)
+        checkpoints = Checkpoints(folder / "checkpoints", config.keep_checkpoints)
         opened.enter_context(contextlib.closing(checkpoints))
         done = checkpoints.latest()
         log = Log(folder, done, len(cell.runs))
-        events = Events(folder, cell, log.lines, config.watching.tensorboard, job.measure.name)
+        events = Events(folder, cell, log.lines, config.tensorboard, job.measure.name)
         opened.enter_context(contextlib.closing(events))
         like = job.program.shapes(job.data, job.inputs)
         shapes = selected.of(like, job.personal)
@@ -129,13 +129,13 @@ def run_cell(job: Job, folder: Path, stop: Stop) -> Result:
             place = folder / "checkpoints"
             begun_at = job.program.placed(checkpoint_files.restore(place, done, like))
             served = checkpoint_files.selected(place, done, shapes)
-        rule = selection.rules(job.measure)[config.watching.select]
+        rule = selection.rules(job.measure)[config.select]
         best = SelectedStates(rule, log.lines, served)
         states = _advance(job, begun_at, log, events, best, checkpoints, done, stop)
         checkpoints.finish()
-    _tell_who_left(folder, job.program, states.state.server, config.run.rounds)
+    _tell_who_left(folder, job.program, states.state.server, config.rounds)
     runs = summary.summarise(cell, log.lines, job.measure)
-    thresholds = config.watching.thresholds
+    thresholds = config.thresholds
     if thresholds:
         stops = job.program.gathered(states.stops)
         runs = [
@@ -187,10 +187,10 @@ def _advance(
     states: those after round `done`; None before the first round.
     """
     config, cell, program = job.config, job.cell, job.program
-    rounds, every = config.run.rounds, config.watching.eval_every
+    rounds, every = config.rounds, config.eval_every
     cohorts = _cohorts(job)
     traffic = program.traffic(job.data, job.inputs)
-    checkpoint_every = config.run.checkpoint_every or every
+    checkpoint_every = config.checkpoint_every or every
     start = time.monotonic() - log.seconds
 
     def evaluated(outcome: Outcome, done: int, length: int) -> list[Line]:
@@ -203,17 +203,17 @@ def _advance(
             done=done,
             length=length,
             seconds=time.monotonic() - start,
-            drops=config.run.nonfinite == "drop",
+            drops=config.nonfinite == "drop",
             measure=job.measure,
-            end_at_stop=config.watching.after_stop == "end",
+            end_at_stop=config.after_stop == "end",
         )
         lines = log.append(new)
         events.add(lines)  # after the log: a restart writes the events anew from it
         progress.evaluated(done, lines)
         return lines
 
-    first_work = "an evaluation" if config.watching.eval_start else "the first network"
-    evaluates_first = states is None and config.watching.eval_start
+    first_work = "an evaluation" if config.eval_start else "the first network"
+    evaluates_first = states is None and config.eval_start
     with contextlib.closing(Progress(job.title, rounds, done)) as progress, Ahead() as ahead:
         if states is None:
             with progress.compiling(first_work, likely=not job.is_compiled):
@@ -260,10 +260,10 @@ def _advance(
 
 def _is_over(config: Config, done: int, stops: stopping.Stops) -> bool:
     """Whether no rounds are left, or all runs have stopped."""
-    may_end = config.watching.after_stop == "end"
+    may_end = config.after_stop == "end"
     stopped = np.asarray(stops.round) > 0
     ended = may_end and stopped.size > 0 and bool(stopped.all())  # size 0: there is no threshold
-    return ended or done == config.run.rounds
+    return ended or done == config.rounds
 
 
 def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int, saved: int) -> None:
@@ -271,7 +271,7 @@ def _check_finite(config: Config, cell: Cell, outcome: Outcome, done: int, saved
 
     saved: the round of the newest checkpoint; 0 if there is none.
     """
-    if config.run.nonfinite != "stop" or (outcome.broken < 0).all():
+    if config.nonfinite != "stop" or (outcome.broken < 0).all():
         return
     run, at = np.argwhere(outcome.broken >= 0)[0]
     kept = f"the checkpoint of round {saved} is kept" if saved else "there is no checkpoint yet"

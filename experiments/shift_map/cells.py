@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..experiment.config import Config
-from ..parts.participation import Participation
+from ..experiment.config import FLAGS, Config, names_of
+from ..parts import method, participation
 from ..reporting import report
 from ..reporting.comparison import Scores
 from ..running import divergence
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
     only = result.only
-    label, rule = result.row.series, result.config.watching.select
+    label, rule = result.row.series, result.config.select
     column, _, severity = result.row.x.partition("=")
     one = report.choose(label, only.result, rule)
     oracle = report.choose(label, only.result, "oracle")
@@ -98,16 +98,15 @@ def _steps(config: Config) -> float:
     run decides which clients take part: an exit strategy, or other flags of participation than
     those of the cohort, --frequency and --dropout.
     """
-    steps = config.clients.local_steps or np.nan
-    if config.method.is_pooled:
+    steps = config.local_steps or np.nan
+    if method.is_pooled(config):
         return steps
-    chosen, clients = config.participation, config.partition.clients
-    counted = {name: getattr(chosen, name) for name in _COUNTED}
-    may_leave = config.method.algorithm == ("exit_strategy",)
-    if not clients or may_leave or chosen != Participation(**counted):
+    clients, others = config.clients, {*names_of("participation")} - {*_COUNTED}
+    is_other = any(getattr(config, name) != FLAGS[name].default for name in others)
+    if not clients or config.algorithm == ("exit_strategy",) or is_other:
         return np.nan
-    rare = round(chosen.sparse * clients) / clients * (1 - chosen.frequency)
-    return chosen.slots(clients) * (1 - rare) * (1 - chosen.dropout) * steps
+    rare = round(config.sparse * clients) / clients * (1 - config.frequency)
+    return participation.slots(config, clients) * (1 - rare) * (1 - config.dropout) * steps
 
 
 def cells_of(results: Sequence[RowResult]) -> list[Cell]:

@@ -15,6 +15,7 @@ from fedjax_inv.checks import UsageError
 from ..experiment import command_line
 from ..experiment.config import Config
 from ..flags.flag import check_different, check_known, flag, flag_error
+from ..parts import participation
 from ..reporting import evaluations, report, tables
 from ..running import files, records
 from ..running.records import Origin
@@ -107,9 +108,9 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
     The latter is 0 if the data say how many clients there are.
     """
     base = _base(preset, overrides)
-    clients = base.partition.clients
-    slots = base.participation.slots(clients) if clients else 0
-    return base.run.rounds, base.clients.batch_size * slots
+    clients = base.clients
+    slots = participation.slots(base, clients) if clients else 0
+    return base.rounds, base.batch_size * slots
 
 
 @functools.cache
@@ -190,7 +191,7 @@ def _check_beside(path: str, data: str, overrides: Sequence[str]) -> None:
         raise flag_error("beside", path, f"must be a map of the same data, {data}")
     own = _base(DATA[data].preset, tuple(overrides)).run
     theirs = [word for word in words if word.startswith("--rounds=")]
-    if _base(DATA[data].preset, tuple(theirs)).run.rounds != own.rounds:
+    if _base(DATA[data].preset, tuple(theirs)).rounds != own.rounds:
         raise flag_error("beside", path, f"must be a map of as many rounds, {own.rounds}")
     if both := sorted({*record.seeds} & {*own.seeds}):
         text = f"must be a map of other seeds, both have {', '.join(map(str, both))}"
@@ -212,7 +213,7 @@ def write(path: Path, chosen: Study, data: str, rows: list[RowResult], options: 
     files.write(path.with_suffix(".csv"), _csv(cells))
     report.write_forms(path, [*parts, CAPTION])
     every = [
-        evaluations.Cell(each.row.label, each.config.watching.select, cell.folder, cell.result)
+        evaluations.Cell(each.row.label, each.config.select, cell.folder, cell.result)
         for each in rows
         for cell in each.cells
     ]
@@ -308,9 +309,9 @@ STUDIES: Mapping[str, Study] = {
 def _check(config: Config) -> None:
     """Raises UsageError for flags that give a row several cells or another rule of selection."""
     study.check_one_cell(config)
-    if config.watching.select != "validation":
-        raise flag_error("select", config.watching.select, "must be validation, the same for all")
-    if not config.watching.watch_classes:
+    if config.select != "validation":
+        raise flag_error("select", config.select, "must be validation, the same for all")
+    if not config.watch_classes:
         raise flag_error("watch_classes", False, "must be true")
 
 

@@ -117,9 +117,9 @@ def _named(rows: Sequence[Row], label: str) -> Row:
 def check(config: Config) -> None:
     """Raises UsageError if the flags leave some columns of a row empty."""
     study.check_one_cell(config)
-    if not config.watching.watch_classes:
+    if not config.watch_classes:
         raise UsageError("--watch_classes=false", ..., "must be true")
-    if not config.partition.clients:
+    if not config.clients:
         raise UsageError("--clients=0", ..., "must be above 0")
 
 
@@ -142,9 +142,9 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
     are groups, too.
     """
     clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
-    rare = participation.is_sparse(config.participation, len(clients), line["seed"])
+    rare = participation.is_sparse(config, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
-    if config.partition.imbalance > 1:
+    if config.imbalance > 1:
         classes = np.array(line["score_by_class"], float)  # in order of their examples
         parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
     return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
@@ -163,12 +163,11 @@ def _groups_of(result: RowResult) -> dict[str, list[float]]:
 
 def where(config: Config) -> str:
     """The federation of a row, which has a column in the paper's tables."""
-    chosen = config.partition
-    dealt = f"Dir {chosen.alpha:g}" if chosen.partition == "dirichlet" else chosen.partition
+    dealt = f"Dir {config.alpha:g}" if config.partition == "dirichlet" else config.partition
     return (
-        f"{dealt}, CF {config.participation.frequency:g}, IF {chosen.imbalance:g}, "
-        f"{config.participation.slots(chosen.clients)} of {chosen.clients} clients, "
-        f"{config.clients.local_epochs} epochs"
+        f"{dealt}, CF {config.frequency:g}, IF {config.imbalance:g}, "
+        f"{participation.slots(config, config.clients)} of {config.clients} clients, "
+        f"{config.local_epochs} epochs"
     )
 
 
@@ -180,7 +179,7 @@ def _columns(result: RowResult) -> Cells:
     """Accuracies at the selected evaluations, and traffic."""
     runs = result.only.runs
     picked = [run["selected"] for run in runs]
-    choice = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    choice = report.choose(result.row.label, result.only.result, result.config.select)
     hyper = choice.hyper if choice else {}
     return {
         "federation": where(result.config),
@@ -215,21 +214,21 @@ def numbers(result: RowResult, data: str) -> Cells:
     They stand beside balanced classes. The paper calls its data "LT", perhaps for a long tail, but
     gives no imbalance.
     """
-    config, chosen = result.config, result.config.partition
-    slots, frequency = config.participation.slots(chosen.clients), config.participation.frequency
-    federation = (chosen.clients, slots, config.clients.local_epochs, chosen.imbalance)
+    config = result.config
+    slots, frequency = participation.slots(config, config.clients), config.frequency
+    federation = (config.clients, slots, config.local_epochs, config.imbalance)
     if not result.is_complete or federation != (100, 10, 5, 1):
         return {}
     # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
     if not study.is_of_paper(
-        result, ("alpha", "clients", "imbalance"), ("cohort", "sampling_rate", "frequency")
+        result, {"alpha", "clients", "imbalance", "cohort", "sampling_rate", "frequency"}
     ):
         return {}
     columns = {
-        "Table I": f"Dir {chosen.alpha:g}" if frequency == 0.1 else "",
-        "Table II": f"CF {frequency:g}" if chosen.alpha == 0.1 else "",
+        "Table I": f"Dir {config.alpha:g}" if frequency == 0.1 else "",
+        "Table II": f"CF {frequency:g}" if config.alpha == 0.1 else "",
     }
-    at = (result.row.series, config.data.stem.replace("-", "_"))
+    at = (result.row.series, config.stem.replace("-", "_"))
     return {
         f"paper: {each.source}": each.value
         for each in NUMBERS
@@ -286,7 +285,7 @@ def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
     if not panels:
         return drawings.NOTHING
     title = (
-        f"{data}: accuracy by group when {shown[0].config.participation.sparse:.0%} of the clients "
+        f"{data}: accuracy by group when {shown[0].config.sparse:.0%} of the clients "
         "upload more and more rarely"
     )
     others = [

@@ -38,10 +38,10 @@ class Panel(NamedTuple):
 
 def strip(config: Config) -> dict[str, np.ndarray]:
     """Images of the first seed: of two clients, and of the test."""
-    assembled = assemble.assemble(config, config.run.seeds[:1])
+    assembled = assemble.assemble(config, config.seeds[:1])
     dataset = assembled.dataset
     ((splits),) = assembled.splits.values()
-    split = splits[config.run.seeds[0]]
+    split = splits[config.seeds[0]]
     clients = federation.parts_of(split.train)
     (test,) = federation.parts_of(split.test)
     shown = {"client 1": clients[0], f"client {len(clients)}": clients[-1], "test": test}

@@ -96,7 +96,7 @@ def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
 def check(chosen: Config) -> None:
     """Raises UsageError if the flags leave some columns of a row empty, or give it two settings."""
     study.check_one_setting(chosen)
-    if not chosen.watching.watch_examples:
+    if not chosen.watch_examples:
         raise flag_error("watch_examples", 0, "must be above 0")
 
 
@@ -171,7 +171,7 @@ class Phase(NamedTuple):
 
 def phase(result: RowResult) -> Phase | None:
     """The pre-training of a row; None if no client can leave."""
-    if result.config.method.algorithm != ("exit_strategy",):
+    if result.config.algorithm != ("exit_strategy",):
         return None
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     server = exit_strategy.server_in(runs.states("last").server)

@@ -121,7 +121,7 @@ def trained_on(
 
 def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES) -> Panel:
     """The panel of a row: its first seed, with the selected hyperparameters."""
-    picked = report.choose(result.row.label, result.only.result, result.config.watching.select)
+    picked = report.choose(result.row.label, result.only.result, result.config.select)
     assert picked is not None, "a complete row has selected runs"
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     one = runs.run(picked.indices[0], "last")

@@ -22,7 +22,7 @@ from fedjax_inv.checks import UsageError
 from ..experiment import grid
 from ..experiment.config import Config
 from ..flags import command
-from ..parts import selection
+from ..parts import participation, selection
 from ..reporting import report
 from ..running.records import Record
 from ..studies import drawings, factors, study
@@ -259,7 +259,7 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
     """
     selected = {}
     for name, of_column in _by_column(result).items():
-        chosen = report.choose(name, of_column, result.config.watching.select)
+        chosen = report.choose(name, of_column, result.config.select)
         selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
     return selected
 
@@ -301,17 +301,16 @@ _BY_NETWORK = {"leaf_cnn": "femnist", "lstm": "sent140"}
 
 def paper_data(config: Config) -> str:
     """The paper's data set of a row, whatever a local copy is called; "" if there is none."""
-    stem = config.data.stem.replace("-", "_")
+    stem = config.stem.replace("-", "_")
     named = next((name for name in _PAPER_DATA if stem.startswith(name)), "")
-    return _BY_NETWORK.get(config.model.model, named)
+    return _BY_NETWORK.get(config.model, named)
 
 
 def partition_name(config: Config) -> str:
     """The paper's name of the partition."""
-    chosen = config.partition
-    if chosen.partition == "dirichlet":
-        return f"Dir{chosen.clients}({chosen.alpha:g})"
-    return f"IID{chosen.clients}" if chosen.partition == "iid" else "Non-IID"
+    if config.partition == "dirichlet":
+        return f"Dir{config.clients}({config.alpha:g})"
+    return f"IID{config.clients}" if config.partition == "iid" else "Non-IID"
 
 
 NUMBERS = study.printed("fedcfa")
@@ -323,9 +322,9 @@ _OUR_TARGETS = {"fashion_mnist": 80.0, "mnist": 95.0, "cifar10": 50.0, "digits":
 
 def target(config: Config) -> float | None:
     """The target for the test accuracy, in percent; None if there is none."""
-    if (paper_data(config), config.model.model) == ("cifar10", "resnet18"):
+    if (paper_data(config), config.model) == ("cifar10", "resnet18"):
         return TARGETS.get(partition_name(config))
-    return _OUR_TARGETS.get(config.data.stem)
+    return _OUR_TARGETS.get(config.stem)
 
 
 def rounds_to(lines: Sequence[Record], percent: float) -> float:
@@ -345,7 +344,7 @@ def _speed(result: RowResult) -> Cells:
     if np.isnan(rounds).any():
         trained = map(selection.trained, result.only.logs)
         best = report.spread([max(_percents(lines)) for lines in trained])
-        text = f"> {result.config.run.rounds}, best {best}"
+        text = f"> {result.config.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
 
 
@@ -386,7 +385,7 @@ _ROUNDS = (1, 2, 3, 5, 10, 20)  # in which Simpson's paradox shows
 def _in_rounds(result: RowResult) -> Cells:
     """Test accuracies after some rounds and the last; of the network before, at its end alone."""
     by_round = [{line["round"]: line for line in lines} for lines in result.only.logs]
-    numbers = [number for number in _ROUNDS if number <= result.config.run.rounds]
+    numbers = [number for number in _ROUNDS if number <= result.config.rounds]
     return {
         **{
             f"test in round {number}, %": study.percent(
@@ -429,7 +428,7 @@ def numbers(result: RowResult, data: str) -> Cells:
     of_data = paper_data(result.config), partition_name(result.config)
     names = (result.row.series, result.row.label)
     mine = [each for each in NUMBERS if each.data == of_data[0] and each.row in names]
-    if result.config.model.model != "resnet18":  # the label of a hook says nothing of the network
+    if result.config.model != "resnet18":  # the label of a hook says nothing of the network
         mine = [each for each in mine if each.source != "Table 5"]
     if result.row.series in _COLUMNS:
         columns = mine if of_data[1] == "Dir60(0.6)" else []
@@ -443,10 +442,10 @@ def numbers(result: RowResult, data: str) -> Cells:
 
 def _is_of_paper(result: RowResult) -> bool:
     """Whether a fifth of the clients takes part in a round, and each update arrives."""
-    num_clients = result.config.partition.clients
-    slots = result.config.participation.slots(num_clients)
+    num_clients = result.config.clients
+    slots = participation.slots(result.config, num_clients)
     return 5 * slots == num_clients and study.is_of_paper(
-        result, ("partition", "alpha", "clients"), ("cohort", "sampling_rate")
+        result, {"partition", "alpha", "clients", "cohort", "sampling_rate"}
     )
 
 

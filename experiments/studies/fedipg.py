@@ -218,7 +218,7 @@ def ends(data: str) -> list[Row]:
 
 
 def _diverged(result: RowResult) -> Cells:
-    return {"selected by": result.config.watching.select, "test, %": study.why_none(result)}
+    return {"selected by": result.config.select, "test, %": study.why_none(result)}
 
 
 def _accuracies(result: RowResult) -> Cells:
@@ -228,8 +228,8 @@ def _accuracies(result: RowResult) -> Cells:
     runs = result.only.runs
     pairs = _selected(result, result.only)
     picked = [at for _, at in pairs]
-    rule = result.config.watching.select
-    if result.config.watching.stop_below:
+    rule = result.config.select
+    if result.config.stop_below:
         rule = f"the stop, {len(picked)} of {len(runs)}"
     hyper = runs[0]["hyper"]
     sent = [_megabytes(run, at) for run, at in pairs]
@@ -247,7 +247,7 @@ def _accuracies(result: RowResult) -> Cells:
 
 def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]]:
     """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
-    if not result.config.watching.stop_below:
+    if not result.config.stop_below:
         return [(run, run["selected"]) for run in cell.runs]
     return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
 
@@ -269,7 +269,7 @@ def _by_domain(result: RowResult) -> Cells:
     oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
     best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
     return {
-        "selected by": result.config.watching.select,
+        "selected by": result.config.select,
         **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
         "mean, %": report.percent(by_seed.mean(0)),
         "worst, %": report.percent(by_seed.min(0)),
@@ -433,7 +433,7 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     runs = [_with_penalty(cell, penalty) for cell in result.cells]
     if any(run["diverged"] for of_cell in runs for run in of_cell):
         return None
-    rule = result.config.watching.select
+    rule = result.config.select
     lines = [[selection.picked_or_last(run, rule) for run in of_cell] for of_cell in runs]
     return np.array([[line["test_score"] for line in of_cell] for of_cell in lines])
 
@@ -528,7 +528,7 @@ NUMBERS = study.printed("fedipg")
 
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a row; those of held-out domains are means over all of them."""
-    if data in _DOMAINS and result.config.data.held_out != "all":
+    if data in _DOMAINS and result.config.held_out != "all":
         return {}
     at = (result.row.label, data)
     return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}

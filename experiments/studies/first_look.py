@@ -94,9 +94,9 @@ def served(result: RowResult) -> list[Record]:
 
 def _columns(result: RowResult) -> Cells:
     lines = served(result)
-    rule = result.config.watching.select
+    rule = result.config.select
     rule = "last round" if rule == "last" else rule
-    if result.config.watching.stop_below:
+    if result.config.stop_below:
         stopped = sum(run["stops"][0]["round"] is not None for run in result.only.runs)
         rule = f"stop, {stopped} of {len(lines)}"
     return {

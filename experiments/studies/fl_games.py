@@ -108,21 +108,21 @@ def masked(data: str) -> list[Row]:
 def check(config: Config) -> None:
     """Raises UsageError if the flags leave some columns of a row empty."""
     study.check_one_cell(config)
-    if config.method.algorithm == ("fl_games",) and not config.watching.stop_below:
+    if config.algorithm == ("fl_games",) and not config.stop_below:
         raise UsageError("--stop_below=", ..., "must name a threshold for the games")
-    if not config.watching.watch_examples:
+    if not config.watch_examples:
         raise UsageError("--watch_examples=0", ..., "must be above 0")
 
 
 def _continues(result: RowResult) -> bool:
     """Whether a row continues to train after the stop."""
-    return result.config.watching.after_stop == "continue"
+    return result.config.after_stop == "continue"
 
 
 def _ends(result: RowResult) -> dict[int, Record]:
     """The evaluation at the stop of each seed that stopped, or at the end without a stop."""
     runs = result.only.runs
-    if not result.config.watching.stop_below:
+    if not result.config.stop_below:
         return {run["seed"]: run["last"] for run in runs}
     return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
 
@@ -137,22 +137,22 @@ def _columns(result: RowResult) -> Cells:
     """Accuracy and rounds at the stop by the first threshold, or at the end without a stop."""
     runs, logs = result.only.runs, result.only.logs
     ends = [*_ends(result).values()]
-    if result.config.watching.stop_below:
+    if result.config.stop_below:
         stops = [run["stops"][0] for run in runs]
         train = [stop["train_score"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
-        within = result.config.watching.stop_within
+        within = result.config.stop_within
         when += f" by at most {within:g}" if within else ""
     else:
         train = [lines[-1]["train_by_round"][-1] for lines in logs]
         when = "at the end"
     rounds = [each["round"] for each in ends]
     last = study.percent([run["last"] for run in runs], "test_score")
-    rule = result.config.watching.select
+    rule = result.config.select
     rule = "the best validation" if rule == "validation" else f"the round of {rule}"
     return {
         "stopped": when,
-        "rounds": report.spread(rounds) if ends else f"> {result.config.run.rounds}",
+        "rounds": report.spread(rounds) if ends else f"> {result.config.rounds}",
         "train, %": report.percent(train) if ends else "",
         "test, %": study.percent(ends, "test_score"),
         "worst domain, %": study.percent(ends, "worst_score"),
@@ -174,7 +174,7 @@ def numbers(result: RowResult, data: str) -> Cells:
 
 def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Draws the accuracies of the first seed in every round, and its stop."""
-    games = [one for one in results if one.is_complete and one.config.watching.stop_below]
+    games = [one for one in results if one.is_complete and one.config.stop_below]
     if not games:
         return "No figure: no game is left."
     title = f"{data}, seed {games[0].only.runs[0]['seed']}"
@@ -190,7 +190,7 @@ def _oscillation(result: RowResult) -> drawings.Panel:
     for kind, label in (("train", "training clients"), ("test", "test client")):
         curve = [100 * value for line in log for value in line[f"{kind}_by_round"]][:end]
         lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
-    threshold = 100 * result.config.watching.stop_below[0]
+    threshold = 100 * result.config.stop_below[0]
     return drawings.Panel(
         lines,
         f"{result.row.label}, stop below {threshold:g}%",

@@ -278,10 +278,10 @@ def configs(
                 row.flags,
                 nonfinite="mark",
             )
-            if chosen.run.num_processes > 1 or chosen.run.distributed:
+            if chosen.num_processes > 1 or chosen.distributed:
                 raise UsageError("--num_processes", ..., "must be 1, as studies are one process")
-            if chosen.objective.score not in ("auto", "accuracy"):
-                raise flag_error("score", chosen.objective.score, "must be accuracy")
+            if chosen.score not in ("auto", "accuracy"):
+                raise flag_error("score", chosen.score, "must be accuracy")
             paper.check(chosen)
         except UsageError as error:
             raise _of_row(row, error) from None
@@ -305,7 +305,7 @@ def _usual_data(paper: Paper, study: str) -> str:
 def check_row(row: Row, chosen: Config) -> None:
     """Raises UsageError, before any compute, if a row does not fit its data or its folder."""
     try:
-        launch.check(chosen, Path(chosen.run.run_dir), in_folders=True)
+        launch.check(chosen, Path(chosen.run_dir), in_folders=True)
     except UsageError as error:
         raise _of_row(row, error) from None
 
@@ -319,7 +319,7 @@ def check_data(data: str, allowed: Collection[str]) -> None:
 
 def check_one_cell(config: Config) -> None:
     """Raises UsageError if the flags give a row several cells."""
-    if config.data.held_out == "all" or "," in config.data.held_out:
+    if config.held_out == "all" or "," in config.held_out:
         raise UsageError(_SEVERAL_CELLS.format("--held_out"))
     check_one_method(config)
 
@@ -381,7 +381,7 @@ def _check_reached(row: Row, folder: Path) -> None:
 def prepare(label: str, chosen: Config, ahead: Ahead, shared: Shared) -> Launch:
     """The launch of a row, whose first program begins to compile."""
     ready = launch.prepared(
-        chosen, Path(chosen.run.run_dir), in_folders=True, shared=shared, label=label
+        chosen, Path(chosen.run_dir), in_folders=True, shared=shared, label=label
     )
     ready.compile_ahead(ahead)
     return ready
@@ -406,14 +406,14 @@ def run(
         with Ahead() as own:
             return run(row, chosen, own, write, shared, label)
     shared = Shared() if shared is None else shared
-    place = Path(chosen.run.run_dir)
-    ahead.take(chosen.run.run_dir, partial(prepare, label, chosen, ahead, shared)).run(write, ahead)
+    place = Path(chosen.run_dir)
+    ahead.take(chosen.run_dir, partial(prepare, label, chosen, ahead, shared)).run(write, ahead)
     results = records.read(place / "result.json", _Cells).cells
     cells = [result.cell.restored() for result in results]
     names = grid.folder_names(cells)
     finished = []
     for cell, result in zip(cells, results, strict=True):
-        picked = report.choose(row.label, result, chosen.watching.select)
+        picked = report.choose(row.label, result, chosen.select)
         if picked is None:
             held_out = cell.held_out or "test"
             finished.append(CellResult(held_out, [], [], result, place / names[cell.name]))
@@ -438,22 +438,14 @@ def _has_diverged(runs: Sequence[Any]) -> bool:
     return any(run["diverged"] for run in runs)
 
 
-def is_of_paper(
-    result: RowResult, partition: Collection[str], participation: Collection[str]
-) -> bool:
+def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
     """Whether a row's clients are as its own flags say, so that a paper's number may stand there.
 
-    partition, participation: the flags of these groups that the caller looks at.
+    looked_at: the flags of partition and participation that the caller looks at.
     """
     own = command_line.of_arguments([], result.row.flags)
-    pairs = (
-        (own.partition, result.config.partition, partition),
-        (own.participation, result.config.participation, participation),
-    )
-    return all(
-        dataclasses.replace(before, **{name: getattr(now, name) for name in names}) == now
-        for before, now, names in pairs
-    )
+    names = {*config.names_of("partition"), *config.names_of("participation")} - looked_at
+    return own.only(names) == result.config.only(names)
 
 
 def why_none(result: RowResult) -> str:
@@ -509,7 +501,7 @@ def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     """A cell, with the runs that did not diverge if nothing was selected."""
     if cell.runs:
         return cell
-    one = report.surviving(result.row.label, cell.result, result.config.watching.select)
+    one = report.surviving(result.row.label, cell.result, result.config.select)
     return cell._replace(runs=one.runs) if one else cell
 
 
@@ -541,14 +533,14 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     found = comparison.differences(columns)
     parts: list[Part] = [table(paper, study, data, rows), *report.comparing(columns, found)]
     cells = [
-        evaluations.Cell(row.row.label, row.config.watching.select, cell.folder, cell.result)
+        evaluations.Cell(row.row.label, row.config.select, cell.folder, cell.result)
         for row in rows
         for cell in row.cells
     ]
     chosen = [report.choose(cell.label, cell.result, cell.rule) for cell in cells]
     winners = [one for one in chosen if one]
     # Games serve by the state of their stop, which no rule of selection looks at.
-    has_stops = any(row.config.watching.thresholds for row in rows)
+    has_stops = any(row.config.thresholds for row in rows)
     if columns and len({one.label for one in winners}) > 1 and not has_stops:
         parts.append(report.winners_table(winners))
     report.write_forms(path, [*parts, _caption(paper, study)])
@@ -612,7 +604,7 @@ def run_all(paper: Paper, options: Options) -> str:
         for data in options.data
         for rows in [paper.select(study, data, options)]
     }
-    machine.prepare(todo[options.data[0]][0][1].run)
+    machine.prepare(todo[options.data[0]][0][1])
     for data, pairs in todo.items():
         for index, (row, chosen) in enumerate(pairs):
             before = [earlier.folder for earlier, _ in pairs[:index]]
@@ -627,7 +619,7 @@ def run_all(paper: Paper, options: Options) -> str:
     name = f"{options.study}_some" if is_part else options.study
     every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
     labels = {
-        chosen.run.run_dir: f"{row.label} ({index} of {len(every)})"
+        chosen.run_dir: f"{row.label} ({index} of {len(every)})"
         for index, (row, chosen) in enumerate(every, 1)
     }
     texts: list[Callable[[], str]] = []
@@ -652,13 +644,13 @@ def run_all(paper: Paper, options: Options) -> str:
                 done += 1
                 for _, following in every[done : done + DEPTH]:
                     # A row that starts from another row's network must wait for it.
-                    if not following.model.init_from:
-                        place = following.run.run_dir
+                    if not following.init_from:
+                        place = following.run_dir
                         ahead.begin(
                             place, partial(prepare, labels[place], following, ahead, shared)
                         )
                 _check_reached(row, options.folder / data)
-                label = labels[chosen.run.run_dir]
+                label = labels[chosen.run_dir]
                 results.append(run(row, chosen, ahead, write, shared, label))
             folder = options.folder / data
             record = _origin(paper, options, data, results)

@@ -212,7 +212,7 @@ def test_settings_take_the_types_of_the_factory(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
     chosen = config.of(algorithm=("elsewhere:mine",), settings=(entry,))
-    parsed = method.settings(chosen.method)["elsewhere:mine"][entry.partition("=")[0]]
+    parsed = method.settings(chosen)["elsewhere:mine"][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 

@@ -20,8 +20,6 @@ from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import network as networks
 from fedjax_inv_experiments.parts import optimizers, participation, training
-from fedjax_inv_experiments.parts.data import Data
-from fedjax_inv_experiments.parts.training import Clients
 from test_weights import WIDTHS, torchvision
 
 
@@ -43,9 +41,7 @@ def test_clipping_comes_before_the_decay() -> None:
 )
 def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     def momentum(**others: Any) -> Any:
-        return training.work(
-            config.of(**settings, **others).clients, 0.1, training.Sizes()
-        ).momentum
+        return training.work(config.of(**settings, **others), 0.1, training.Sizes()).momentum
 
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0
@@ -98,7 +94,7 @@ def test_clients_that_upload_rarely() -> None:
     share = dropped.present.mean(0)
     assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
     # Who they are does not depend on how rarely they do.
-    always = config.of(**flags | dict(frequency=1.0)).participation
+    always = config.of(**flags | dict(frequency=1.0))
     np.testing.assert_array_equal(participation.is_sparse(always, 6, seed=0), share < 1)
     of_seeds = {tuple(participation.is_sparse(always, 6, seed)) for seed in range(8)}
     assert len(of_seeds) > 1
@@ -197,7 +193,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], name: str) -> Non
 def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_path: Path) -> None:
     y = np.arange(12) % 2
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
-    dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")).data)
+    dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")))
     assert networks._image_size(dataset) == stem
 
 
@@ -215,8 +211,8 @@ def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) 
 def test_a_domain_with_a_comma_is_held_out_by_default() -> None:
     domains = ("x", "a,b")
     for asked in ("", "a,b"):
-        assert data_flags.held_out(Data(held_out=asked), domains) == ["a,b"]
-    assert data_flags.held_out(Data(held_out="x"), domains) == ["x"]
+        assert data_flags.held_out(config.of(held_out=asked), domains) == ["a,b"]
+    assert data_flags.held_out(config.of(held_out="x"), domains) == ["x"]
 
 
 @pytest.mark.slow
@@ -227,13 +223,13 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     chosen = config.of(
         dataset=str(tmp_path / "mine.npz"), model="resnet18", widths=WIDTHS, norm="frozen"
     )
-    dataset = data_flags.load(chosen.data)
+    dataset = data_flags.load(chosen)
     bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
     arrays = torchvision(classes=2, channels=3)
     path = tmp_path / "weights.safetensors"
     save_file(arrays, path)
     variables = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    model = networks.make(config.changed(chosen, weights=str(path)).model, dataset)
+    model = networks.make(config.changed(chosen, weights=str(path)), dataset)
     loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
@@ -251,9 +247,9 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
-    dataset = data_flags.load(chosen.data)
+    dataset = data_flags.load(chosen)
     model, plain = (
-        networks.make(config.changed(chosen, augment=on).model, dataset) for on in (True, False)
+        networks.make(config.changed(chosen, augment=on), dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)
@@ -277,7 +273,7 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
 ) -> None:
     with platforms.traced_for(platform):
-        sizes = training.sizes(Clients(batch_size=batch_size), np.array(of_clients))
+        sizes = training.sizes(config.of(batch_size=batch_size), np.array(of_clients))
     capacity = 1 if batch_size else 64  # rows of a full batch
     assert sizes == training.Sizes(capacity, num_batches=known)
 

@@ -22,14 +22,14 @@ def test_flags_as_a_list_are_those_of_a_command_line() -> None:
     chosen = command_line.of_arguments(
         ["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"]
     )
-    assert (chosen.data.dataset, chosen.model.cut, chosen.run.rounds) == ("mnist", 1, 77)
-    assert set(chosen.method.settings) == {
+    assert (chosen.dataset, chosen.cut, chosen.rounds) == ("mnist", 1, 77)
+    assert set(chosen.settings) == {
         *("learned=true", "body_learning_rate=0.000025", "memory=5", "play=sequential"),
     }
     assert command_line.of_arguments(["--preset", "games_smooth"]) == command_line.of_arguments(
         ["--preset=games_smooth"]
     )
-    assert command_line.of_arguments([], nonfinite="mark").run.nonfinite == "mark"
+    assert command_line.of_arguments([], nonfinite="mark").nonfinite == "mark"
     for arguments, words in (
         ("--rounds=x", "rounds"),
         ("--preset=colored_mnis_f", "colored_mnist_f"),
@@ -46,9 +46,7 @@ def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None
     )
     assert config.of(**config.flat(chosen)) == chosen
     assert config.from_record(json.loads(json.dumps(config.to_record(chosen)))) == chosen
-    assert config.changed(chosen, rounds=7).run.rounds == 7
-    # What an environment does not take is as if it had never been given.
-    assert config.flat(config.changed(chosen, environment="none"))["flips"] == (0.2, 0.1)
+    assert config.changed(chosen, rounds=7).rounds == 7
     with pytest.raises(TypeError, match="round is no flag"):
         config.of(round=3)
 
@@ -62,9 +60,9 @@ def test_the_groups_hold_every_flag_once_and_flat_is_the_inverse_of_of() -> None
 )
 def test_data_of_ones_own_keep_their_domains(dataset: str, name: str) -> None:
     chosen = config.of(dataset=dataset)
-    assert chosen.environment.name == name
+    assert chosen.environment_name == name
     assert config.to_record(chosen)["environment"] == name
-    assert config.of(dataset=dataset, environment="colored").environment.name == "colored"
+    assert config.of(dataset=dataset, environment="colored").environment_name == "colored"
 
 
 def helped(*arguments: str) -> str:
@@ -102,7 +100,7 @@ class Own:
 
 def test_a_binary_has_its_own_flags_beside_those_of_an_experiment() -> None:
     binary = command_line.binary(
-        lambda chosen, own: f"{chosen.run.rounds} {own.images} {own.out}",
+        lambda chosen, own: f"{chosen.rounds} {own.images} {own.out}",
         "It draws.",
         Own,
         rounds=7,
@@ -186,7 +184,7 @@ PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
 def test_settings_of_presets_are_replaced_and_taken_back(
     arguments: list[str], settings: tuple[str, ...] | None
 ) -> None:
-    values = command_line.of_arguments(arguments).method.settings
+    values = command_line.of_arguments(arguments).settings
     if settings is None:
         settings = ("scale_loss=true", "warmup_rounds=20", "penalty=0.001,0.01")
         assert set(values) == set(settings)
@@ -252,4 +250,4 @@ def test_a_default_folder_is_that_of_the_run() -> None:
 def test_evaluations_follow_the_flags_that_are_typed(
     arguments: tuple[str, ...], expected: int
 ) -> None:
-    assert command_line.of_arguments(arguments).watching.eval_every == expected
+    assert command_line.of_arguments(arguments).eval_every == expected

@@ -25,7 +25,6 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
-from fedjax_inv_experiments.parts.watching import Watching
 from fedjax_inv_experiments.reporting import report, run_figures
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, loop, records
@@ -220,7 +219,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
         assert "train_metrics" not in line
         assert not line["diverged"]
         assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if is_game)
-        assert ("score_by_client" in line) == config.watching.watch_classes
+        assert ("score_by_client" in line) == config.watch_classes
         if is_game:
             continue  # its players are several networks
         key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
@@ -257,7 +256,7 @@ def test_training_learns(trained: Ran) -> None:
 def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_path: Path) -> None:
     whole = sampled
     chosen = config.changed(whole.job.config, resume=True)
-    half = chosen.watching.eval_every
+    half = chosen.eval_every
     shorter = config.changed(chosen, rounds=half)
     folder = go_on(whole.job._replace(config=shorter), tmp_path / "run")
     before = Ran(folder, whole.job).runs
@@ -265,7 +264,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_p
     assert folders.finished(chosen, whole.job.cell, folder, lambda: start_of(whole.job)) is None
     go_on(whole.job, folder)
     assert metrics(folder) == metrics(whole.folder)
-    last = chosen.run.rounds
+    last = chosen.rounds
     for item in ("default", "kept"):
         chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
     after = Ran(folder, whole.job).runs
@@ -529,8 +528,8 @@ def test_a_stop_tells_what_there_was_in_its_round(
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert watching.warm_start(Watching(warm_start=flag), 64, sizes) == expected
-    assert watching.warm_start(Watching(warm_start="batches"), 0, sizes) == 1
+        assert watching.warm_start(config.of(warm_start=flag, batch_size=64), sizes) == expected
+    assert watching.warm_start(config.of(warm_start="batches", batch_size=0), sizes) == 1
 
 
 @pytest.mark.slow

@@ -100,9 +100,9 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
     chosen = config.changed(SIMPSON, **BEFORE)
-    assert watching.warm_start(chosen.watching, 32, sizes) == 0
+    assert watching.warm_start(chosen, sizes) == 0
     game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
-    assert watching.warm_start(game.watching, 32, sizes) == 3
+    assert watching.warm_start(game, sizes) == 3
 
 
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:

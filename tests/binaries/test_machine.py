@@ -18,7 +18,7 @@ def precision_of(algorithm: str, **flags: str) -> str:
     rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
     cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
     chosen, model = config.of(**flags), models.mlp(2)
-    task = objective.task(chosen.objective, "classes")
+    task = objective.task(chosen, "classes")
     return assemble.experiment(chosen, cell, model, task, 1, Sizes()).precision
 
 
@@ -34,9 +34,9 @@ def test_products_have_the_precision_that_is_asked_for_or_else_needed() -> None:
 
 def test_deterministic_operations_are_a_flag_of_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--one=1")
-    machine.prepare(machine.Running())
+    machine.prepare(config.of())
     assert os.environ["XLA_FLAGS"] == "--one=1"
-    machine.prepare(machine.Running(deterministic=True))
+    machine.prepare(config.of(deterministic=True))
     assert os.environ["XLA_FLAGS"] == "--one=1 --xla_gpu_deterministic_ops=true"
 
 
@@ -46,7 +46,7 @@ def test_an_address_that_cannot_be_used_is_one_line(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(jax.config, "update", lambda name, value: None)
     monkeypatch.setattr(jax.distributed, "initialize", taken)
-    chosen = machine.Running(coordinator_address="localhost:80", num_processes=2)
+    chosen = config.of(coordinator_address="localhost:80", num_processes=2, process_id=1)
     with pytest.raises(UsageError, match="--coordinator_address") as error:
         machine.connect(chosen)
     assert "\n" not in str(error.value)

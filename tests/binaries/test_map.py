@@ -119,12 +119,12 @@ def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None
     for label, chosen in rows(data).items():
         name, column, _ = label.rsplit("-", 2)
         (cell,) = grid.cells(chosen, [None])
-        assert len(cell.runs) == 9 * len(chosen.run.seeds), label
-        assert len(chosen.run.seeds) >= 5
+        assert len(cell.runs) == 9 * len(chosen.seeds), label
+        assert len(chosen.seeds) >= 5
         same = {k: v for k, v in config.flat(chosen).items() if k not in own}
         assert terms.setdefault(column, same) == same, name
-        assert chosen.watching.select == "validation"
-        assert chosen.run.nonfinite == "mark"
+        assert chosen.select == "validation"
+        assert chosen.nonfinite == "mark"
     assert len(terms) == len(table.columns_of(data))
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import optimizers
-from fedjax_inv_experiments.parts.server import Server
-from fedjax_inv_experiments.parts.training import Clients
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
 GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
@@ -32,7 +31,7 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     """And its state keeps its shapes, as loops need it to."""
 
     def step(rate: jax.Array) -> Any:
-        optimizer = optimizers.make(Clients(optimizer=name), "optimizer", rate)
+        optimizer = optimizers.make(config.of(optimizer=name), "optimizer", rate)
         state = optimizer.init(PARAMS)
         return state, optimizer.update(GRADS, state, PARAMS)
 
@@ -44,39 +43,39 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
 @pytest.mark.parametrize(
     ("group", "field", "expected"),
     [
-        (Clients(), "optimizer", optax.sgd(0.2)),
-        (Clients(momentum=0.9), "optimizer", optax.sgd(0.2, momentum=0.9)),
+        (config.of(), "optimizer", optax.sgd(0.2)),
+        (config.of(momentum=0.9), "optimizer", optax.sgd(0.2, momentum=0.9)),
         (
-            Clients(momentum=0.9, optimizer_settings=("nesterov=true",)),
+            config.of(momentum=0.9, optimizer_settings=("nesterov=true",)),
             "optimizer",
             optax.sgd(0.2, momentum=0.9, nesterov=True),
         ),
         (
-            Clients(optimizer="adamw", optimizer_settings=("b1=0.8", "weight_decay=0.5")),
+            config.of(optimizer="adamw", optimizer_settings=("b1=0.8", "weight_decay=0.5")),
             "optimizer",
             optax.adamw(0.2, b1=0.8, weight_decay=0.5),
         ),
         (
-            Clients(optimizer="rmsprop", optimizer_settings=("momentum=0.5",)),
+            config.of(optimizer="rmsprop", optimizer_settings=("momentum=0.5",)),
             "optimizer",
             optax.rmsprop(0.2, momentum=0.5),
         ),
-        (Server(), "server_optimizer", optax.sgd(0.2)),
+        (config.of(), "server_optimizer", optax.sgd(0.2)),
         (
-            Server(server_optimizer="adam"),
+            config.of(server_optimizer="adam"),
             "server_optimizer",
             optax.adam(0.2, b1=0.9, b2=0.99, eps=1e-3),
         ),
         (
-            Server(server_optimizer="yogi", server_optimizer_settings=("b2=0.9",)),
+            config.of(server_optimizer="yogi", server_optimizer_settings=("b2=0.9",)),
             "server_optimizer",
             optax.yogi(0.2, b1=0.9, b2=0.9, eps=1e-3),
         ),
-        (Server(server_optimizer="lion"), "server_optimizer", optax.lion(0.2)),
+        (config.of(server_optimizer="lion"), "server_optimizer", optax.lion(0.2)),
     ],
 )
 def test_an_optimizer_is_what_its_flags_say(
-    group: Any, field: str, expected: optax.GradientTransformation
+    group: Config, field: str, expected: optax.GradientTransformation
 ) -> None:
     optimizer = optimizers.make(group, field, 0.2)
     chex.assert_trees_all_equal(optimizer.init(PARAMS), expected.init(PARAMS))

@@ -54,8 +54,8 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
             assert len(alike) == len(rows)
             for one in configs:
                 assert grid.cells(one, [None])
-                assert one.environment.data_seed == "each"
-                assert one.run.nonfinite == "mark"  # a run that diverges stops no other
+                assert one.data_seed == "each"
+                assert one.nonfinite == "mark"  # a run that diverges stops no other
     assert counted >= len(chosen.data)
 
 

@@ -26,7 +26,7 @@ def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None
         (cell,) = grid.cells(chosen, [None])
         assert cell.algorithm == row.label.lower()
         assert {run.hyper["learning_rate"] for run in cell.runs} == set(cafe.SETTINGS[data].rates)
-        assert len(cell.runs) == 4 * len(chosen.run.seeds)
+        assert len(cell.runs) == 4 * len(chosen.seeds)
         same = config.flat(chosen)
         alike.append({k: v for k, v in same.items() if k not in ("algorithm", "settings")})
     assert len(alike) == 5
@@ -41,8 +41,8 @@ def test_a_label_is_one_run_in_all_studies() -> None:
     for label, one in chosen.items():
         parts = label.split("-")
         expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
-        assert one.participation.frequency == float(expected.get("CF", 0.1))
-        assert one.partition.imbalance == float(expected.get("IF", 1))
+        assert one.frequency == float(expected.get("CF", 0.1))
+        assert one.imbalance == float(expected.get("IF", 1))
     for name, value in (("frequency", "CF"), ("groups", "CF")):
         for row in cafe.PAPER.studies[name].rows("digits"):
             assert f"{value} {row.x}," in cafe.where(chosen[row.label])
@@ -110,7 +110,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
         plain = command_line.of_arguments(row.flags)
-        rare = participation.is_sparse(plain.participation, 4, seed)
+        rare = participation.is_sparse(plain, 4, seed)
         assert rare.sum() == 2
         groups = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):

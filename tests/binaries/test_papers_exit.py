@@ -37,24 +37,23 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
     assert kinds == {"slow", "lossy"} | ({"rotated"} if data != "cifar10" else set())
     for row in rows:
         chosen = command_line.of_arguments(row.flags)
-        assert chosen.partition.clients == 20
-        participation = chosen.participation
-        angles = chosen.environment.records[0].odd_angles if chosen.environment.records else ()
+        assert chosen.clients == 20
+        angles = chosen.odd_angles if chosen.environment_name == "rotated" else ()
         if row.label.startswith("without"):
-            assert participation.lossy == ("0:0",)
-            assert not participation.first_all  # or it would come once
+            assert chosen.lossy == ("0:0",)
+            assert not chosen.first_all  # or it would come once
             assert len(angles) == (row.label == "without-rotated")
             continue
         (kind,) = exit_strategy._kinds(row)
-        assert participation.slow == ((f"0:{row.x}",) if kind == "slow" else ())
-        assert participation.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
+        assert chosen.slow == ((f"0:{row.x}",) if kind == "slow" else ())
+        assert chosen.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
         assert angles == ((float(row.x),) if kind == "rotated" else ())
-        assert participation.first_all == (kind != "rotated")
+        assert chosen.first_all == (kind != "rotated")
         assert row.label.startswith(f"{kind}-{row.x}-")
         if row.label.endswith("exit"):
             # What the rule takes for the step is what the clients do.
-            rate, settings = chosen.clients.learning_rate[0], chosen.method.settings
-            assert f"step_size={rate * chosen.clients.local_steps:g}" in settings
+            rate, settings = chosen.learning_rate[0], chosen.settings
+            assert f"step_size={rate * chosen.local_steps:g}" in settings
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:

@@ -34,13 +34,13 @@ def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None
         (cell,) = grid.cells(one, [None])
         hypers = {str(run.hyper) for run in cell.runs}
         assert len(hypers) == 4, label
-        assert len(cell.runs) == 4 * len(one.run.seeds)
+        assert len(cell.runs) == 4 * len(one.seeds)
         # What it is that they are compared on; SCAFFOLD alone has no momentum.
         same = config.flat(one)
         own = ("algorithm", "settings", "learning_rate", "cut", "momentum")
         alike.append({name: value for name, value in same.items() if name not in own})
-        assert one.clients.momentum == (0.0 if label == "SCAFFOLD" else 0.9)
-        assert one.model.cut == (fedcfa.SETTINGS[data].hook if label == "FedCFA" else -1)
+        assert one.momentum == (0.0 if label == "SCAFFOLD" else 0.9)
+        assert one.cut == (fedcfa.SETTINGS[data].hook if label == "FedCFA" else -1)
     assert all(one == alike[0] for one in alike)
 
 
@@ -51,7 +51,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     for row in rows:
         chosen = command_line.of_arguments(row.flags)
         assert fedcfa.partition_name(chosen) == row.x
-        assert chosen.participation.cohort * 5 == chosen.partition.clients  # a fifth of them
+        assert chosen.cohort * 5 == chosen.clients  # a fifth of them
     # The runs of one of them are those of `methods`.
     shared = {row.label: row.flags for row in rows if row.x == "Dir60(0.6)"}
     methods = {row.label: row.flags for row in fedcfa.methods(data)}
@@ -79,12 +79,12 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
             assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
     for row in fedcfa.hooks(data):
         chosen = command_line.of_arguments(row.flags)
-        assert row.label == f"hook-{chosen.model.cut}-top_k-{row.x}"
-        assert f"top_k={row.x}" in chosen.method.settings
+        assert row.label == f"hook-{chosen.cut}-top_k-{row.x}"
+        assert f"top_k={row.x}" in chosen.settings
         # At most half of the factors where the hook is, so that no factor is in both masks.
         default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
-        widths = chosen.model.widths or default[chosen.model.model]
-        assert 2 * int(row.x) <= widths[chosen.model.cut - 1]
+        widths = chosen.widths or default[chosen.model]
+        assert 2 * int(row.x) <= widths[chosen.cut - 1]
 
 
 def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, Any]:
@@ -336,12 +336,12 @@ def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.M
     first, *others = study.configs(fedcfa.PAPER, rows, tmp_path / "mnist", [])
     (cell,) = grid.cells(first, ["test"])
     start = tmp_path / "mnist" / rows[0].folder / grid.folder_name(cell.name)
-    assert [one.model.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]
+    assert [one.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]
     # Colours mislead clients only.
-    shadings = [one.environment.records[0].shading for one in (first, *others)]
+    shadings = [one.shading for one in (first, *others)]
     assert shadings == ["random", *["paradox"] * len(others)]
-    assert first.watching.stop_above == (0.95,)
-    assert len({(one.model.widths, one.model.cut) for one in (first, *others)}) == 1
+    assert first.stop_above == (0.95,)
+    assert len({(one.widths, one.cut) for one in (first, *others)}) == 1
 
     def leave(reached: int | None) -> None:
         start.mkdir(parents=True, exist_ok=True)

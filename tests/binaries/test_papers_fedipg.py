@@ -89,18 +89,18 @@ def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
     first, *others = (command_line.of_arguments(row.flags) for row in fedipg.domains(data))
-    assert len(first.clients.learning_rate) == 4
+    assert len(first.learning_rate) == 4
     for one in others:
-        assert set(one.clients.learning_rate) < set(first.clients.learning_rate)
+        assert set(one.learning_rate) < set(first.learning_rate)
 
 
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_every_method_chooses_among_four_settings(data: str) -> None:
     for row in fedipg.domains(data):
         chosen = command_line.of_arguments(row.flags)
-        (own,) = method.settings(chosen.method).values()
-        assert len(chosen.clients.learning_rate) * math.prod(map(len, own.values())) == 4
-        assert own.get("num_rounds", (chosen.run.rounds,)) == (chosen.run.rounds,)
+        (own,) = method.settings(chosen).values()
+        assert len(chosen.learning_rate) * math.prod(map(len, own.values())) == 4
+        assert own.get("num_rounds", (chosen.rounds,)) == (chosen.rounds,)
 
 
 def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:

@@ -33,8 +33,8 @@ def test_methods_have_the_same_data_network_and_budget(configs: list[Config]) ->
             assert all(each[name] == flat[0][name] for each in flat for name in names)
         for name in ("model", "widths", "activation", "batch_size", "local_steps", "local_epochs"):
             assert len({str(config.flat(one)[name]) for one in of}) == 1, name
-        assert {one.watching.select for one in of} == {"last"}
-        assert {one.run.seeds for one in of} == {(0, 1, 2)}
+        assert {one.select for one in of} == {"last"}
+        assert {one.seeds for one in of} == {(0, 1, 2)}
 
 
 def evaluation(test: float, round: int | None, worst: float = 0.1) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_the_table_serves_the_stop_and_else_the_last_round(configs: list[Config]
     plain = study.line(first_look.PAPER, _study(), "digits", result_of(configs[0], None))
     assert plain["digits"] == "colour-FedAvg"
     assert (plain["test, %"], plain["selected by"]) == ("20.0 ± 0.0", "last round")
-    assert configs[2].watching.stop_below
+    assert configs[2].stop_below
     game = study.line(first_look.PAPER, _study(), "digits", result_of(configs[2], [50, None, 60]))
     assert (game["test, %"], game["selected by"]) == ("66.7 ± 40.4", "stop, 2 of 3")
     assert game["at round"] == "170 ± 199"
@@ -77,7 +77,7 @@ def test_a_strip_has_images_of_clients_and_of_the_test(
     assert list(shown) == ["client 1", "client 10", "test"]
     assert all(images.shape == (8, 8, 8, 3) for images in shown.values())
     # The images of the test are in its domain, and in the order of their labels.
-    assembled = assemble.assemble(of_angles, of_angles.run.seeds[:1])
+    assembled = assemble.assemble(of_angles, of_angles.seeds[:1])
     data = assembled.dataset
     known = {(x[..., 0] / 255).astype(np.float32).tobytes(): row for row, x in enumerate(data.x)}
     rows = [known[image[..., 0].astype(np.float32).tobytes()] for image in shown["test"]]

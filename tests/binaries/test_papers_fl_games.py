@@ -40,27 +40,25 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
     assert len(chosen) == 12
     for label, settings in chosen.items():
         if label.startswith("Fed"):
-            assert settings.method.algorithm != ("fl_games",)
-            assert settings.watching.stop_below == ()
+            assert settings.algorithm != ("fl_games",)
+            assert settings.stop_below == ()
             # Every baseline takes as many steps as a player.
-            assert settings.run.rounds * settings.clients.local_steps == 400
+            assert settings.rounds * settings.local_steps == 400
         else:
-            names = {setting.split("=")[0] for setting in settings.method.settings}
-            assert settings.method.algorithm == ("fl_games",)
+            names = {setting.split("=")[0] for setting in settings.settings}
+            assert settings.algorithm == ("fl_games",)
             assert ("learned" in names) == label.startswith("V")
             assert ("memory" in names) == ("SMOOTH" in label)
             assert ("fast" in names) == ("FAST" in label)
-            assert f"play={label.split('-')[1]}" in settings.method.settings
-            assert len(settings.model.widths) == 2 + label.startswith("V")
-            assert settings.clients.learning_rate == (
-                (9e-4,) if label.startswith("V") else (9.5e-4,)
-            )
+            assert f"play={label.split('-')[1]}" in settings.settings
+            assert len(settings.widths) == 2 + label.startswith("V")
+            assert settings.learning_rate == ((9e-4,) if label.startswith("V") else (9.5e-4,))
 
 
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(rows_of: Callable[[str], list[Row]]) -> dict[str, float]:
         return {
-            row.label: command_line.of_arguments(row.flags).watching.stop_below[0]
+            row.label: command_line.of_arguments(row.flags).stop_below[0]
             for row in rows_of("colored_mnist")
         }
 
@@ -183,7 +181,7 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
     assert len({(row.series, row.x) for row in rows}) == len(rows)
     for row in rows:
         assert row.label == f"{row.series}-{row.x}-{study_name}"
-        flips = command_line.of_arguments(row.flags).environment.records[0].flips
+        flips = command_line.of_arguments(row.flags).flips
         if study_name == "clients":
             assert str(len(flips)) == row.x.removesuffix("_uneven")
 

@@ -21,7 +21,7 @@ from fedjax_inv_experiments import evaluate, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
-from fedjax_inv_experiments.parts.objective import Measure, Objective
+from fedjax_inv_experiments.parts.objective import Measure
 from fedjax_inv_experiments.reporting import (
     figures,
     predictions,
@@ -158,7 +158,7 @@ def test_classes_with_more_outputs_than_classes(
     """They have neither accuracies of classes nor confusions."""
     parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
     of = predictions.Predicted(0, 1, parts, [np.eye(3, 4, 1, np.float32)], [])
-    task = objective.task(Objective(), "classes")
+    task = objective.task(config.of(), "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
     found = evaluate.scored(runs, [of])
@@ -196,14 +196,14 @@ worst = objectives.Score("largest", near, higher_is_better=False)
 def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_objective.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    named = Objective(loss="own_objective:loss", score="own_objective:near")
+    named = config.of(loss="own_objective:loss", score="own_objective:near")
     objective.check(named)
     task = objective.task(named, "values")
     outputs, y, mask = jnp.array([[1.0], [3.0]]), jnp.array([1.0, 1.0]), jnp.ones(2, bool)
     assert task.loss(outputs, y, mask) == 8
     assert task.measure == Measure("near", higher_is_better=True, is_share=False)
     assert not task.is_default
-    record = Objective(score="own_objective:worst")
+    record = config.of(score="own_objective:worst")
     assert objective.task(record, "values").measure.rank(2) == -2
     values = {"loss": "own_objective:loss", "score": "own_objective:near"}
     assert set(config.of(**values).outside) == set(values.values())

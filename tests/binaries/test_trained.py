@@ -362,7 +362,7 @@ def test_an_evaluation_on_other_data(
 def test_what_is_told_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    told = predictions.scorer(objective.task(objective.Objective(), "classes"))(outputs, y)
+    told = predictions.scorer(objective.task(config.of(), "classes"))(outputs, y)
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
     counts = evaluate.confusion(outputs.argmax(1), y, 3)

@@ -152,8 +152,8 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
 
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", environment="simpson", **values)
-    source = Source("digits", chosen.data.test_fraction, 0, chosen.partition.clients)
-    return environment.domains(chosen.environment, sources.load("digits"), source)
+    source = Source("digits", chosen.test_fraction, 0, chosen.clients)
+    return environment.domains(chosen, sources.load("digits"), source)
 
 
 def test_the_flags_reach_the_data() -> None:

@@ -282,8 +282,8 @@ def test_digits_are_less_than_half_of_their_images() -> None:
 
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", **values)
-    source = Source("digits", chosen.data.test_fraction, seed=0)
-    return environment.domains(chosen.environment, sources.load("digits"), source)
+    source = Source("digits", chosen.test_fraction, seed=0)
+    return environment.domains(chosen, sources.load("digits"), source)
 
 
 @pytest.mark.parametrize(

@@ -445,7 +445,7 @@ def test_a_warning_where_features_are_far_apart(
     standardise: bool, regression: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = flags(regression, standardise=standardise, run_dir=str(regression.parent / "other"))
-    launch.prepared(chosen, Path(chosen.run.run_dir), in_folders=False)
+    launch.prepared(chosen, Path(chosen.run_dir), in_folders=False)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (not standardise)
     for line in lines:
@@ -462,8 +462,8 @@ def test_users_without_training_examples_are_clients_without_examples() -> None:
     data = Dataset(np.zeros((60, 1), np.float32), y, ("a", "b"), none, ("d",), none > 0, user=user)
     examples = federation.examples(data.x, data.y)
     for imbalance in (1.0, 5.0):
-        chosen = partition.Partition("user", imbalance=imbalance)
-        options = dict(num_clients=30, held_out=None, seed=0, test_fraction=0.4, first_row=0)
+        chosen = config.of(partition="user", imbalance=imbalance, test_fraction=0.4)
+        options = dict(held_out=None, seed=0, first_row=0)
         split = partition.split(chosen, data, examples, **options)
         held = [np.concatenate(two) for two in zip(*map(parts_of, split[:2]), strict=True)]
         users = [set(user[rows]) for rows in held]

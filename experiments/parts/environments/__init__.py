@@ -10,5 +10,5 @@ LISTED: dict[str, Kind] = {
     "combinations": stained.COMBINATIONS,
     "stained": stained.STAINED,
     "simpson": simpson.SIMPSON,
-    "none": Kind("the data's own domains", (), lambda data, source: data),
+    "none": Kind("the data's own domains", (), lambda data, source, chosen: data),
 }

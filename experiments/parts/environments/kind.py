@@ -20,4 +20,4 @@ class Kind(NamedTuple):
 
     text: str  # a description in a few words
     records: tuple[type[Any], ...]  # the records of its flags
-    make: Callable[..., Dataset]  # (data, source, *records) -> the data with new domains
+    make: Callable[..., Dataset]  # (data, source, config) -> the data with new domains

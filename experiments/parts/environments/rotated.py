@@ -5,6 +5,7 @@ import dataclasses
 from fedjax_inv.data import environments
 from fedjax_inv.data.dataset import Dataset
 
+from ...flags.configuration import Config
 from ...flags.flag import INSIDE, Range, flag, flag_error, shown
 from ...parts.environments.kind import Kind, Source
 
@@ -28,7 +29,7 @@ class Angles:
     odd_share: float = flag(0.05, "The part of the images that each of --odd_angles has.", INSIDE)
 
 
-def _make(data: Dataset, source: Source, chosen: Angles) -> Dataset:
+def _make(data: Dataset, source: Source, chosen: Config) -> Dataset:
     angles, odd, share = chosen.angles, chosen.odd_angles, chosen.odd_share
     if not odd:
         return environments.rotated(data, angles, source.seed)

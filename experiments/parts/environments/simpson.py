@@ -13,6 +13,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import simpson
 from fedjax_inv.data.dataset import Dataset
 
+from ...flags.configuration import Config
 from ...flags.flag import PROBABILITY, Range, flag, flag_error
 from ...parts.environments.kind import Kind, Source
 
@@ -55,7 +56,7 @@ class Shades:
     )
 
 
-def _make(data: Dataset, source: Source, chosen: Shades) -> Dataset:
+def _make(data: Dataset, source: Source, chosen: Config) -> Dataset:
     checks.integer(
         "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
     )

@@ -6,6 +6,7 @@ from typing import Any
 from fedjax_inv.data import environments
 from fedjax_inv.data.dataset import Dataset
 
+from ...flags.configuration import Config
 from ...flags.flag import PROBABILITY, at_least, flag, flag_error
 from ...parts.environments.kind import Kind, Source
 
@@ -37,35 +38,35 @@ class Colours:
     binarise: bool = flag(True, "Whether colored makes every pixel that is not 0 white.")
 
 
-def _colored(data: Dataset, source: Source, flips: Flips, colours: Colours) -> Dataset:
-    classes = _classes(data, source, flips)
-    return environments.colored(classes, binarise=colours.binarise, **_drawn(source, flips))
+def _colored(data: Dataset, source: Source, chosen: Config) -> Dataset:
+    classes = _classes(data, source, chosen)
+    return environments.colored(classes, binarise=chosen.binarise, **_drawn(source, chosen))
 
 
-def _patched(data: Dataset, source: Source, flips: Flips) -> Dataset:
-    classes = _classes(data, source, flips)
+def _patched(data: Dataset, source: Source, chosen: Config) -> Dataset:
+    classes = _classes(data, source, chosen)
     if data.x.ndim == 4 and (data.x.shape[1] < _PATCH or data.x.shape[2] < 2 * _PATCH):
         text = f"must be for images of at least {_PATCH} pixels in height and {2 * _PATCH} in width"
         height, width = data.x.shape[1:3]
         raise flag_error("environment", "patched", f"{text}, the data have {height}x{width}")
-    return environments.patched(classes, patch_size=_PATCH, **_drawn(source, flips))
+    return environments.patched(classes, patch_size=_PATCH, **_drawn(source, chosen))
 
 
-def _classes(data: Dataset, source: Source, flips: Flips) -> Dataset:
+def _classes(data: Dataset, source: Source, chosen: Config) -> Dataset:
     """The data with --num_classes classes: FL Games' groups for two, else bins of neighbours."""
-    groups = environments.GROUPS.get(source.dataset) if flips.num_classes == 2 else None
+    groups = environments.GROUPS.get(source.dataset) if chosen.num_classes == 2 else None
     return (
         environments.grouped(data, groups)
         if groups
-        else environments.binned(data, flips.num_classes)
+        else environments.binned(data, chosen.num_classes)
     )
 
 
-def _drawn(source: Source, flips: Flips) -> dict[str, Any]:
+def _drawn(source: Source, chosen: Config) -> dict[str, Any]:
     return {
-        "flips": flips.flips,
-        "test_flip": flips.test_flip,
-        "label_noise": flips.label_noise,
+        "flips": chosen.flips,
+        "test_flip": chosen.test_flip,
+        "label_noise": chosen.label_noise,
         "test_fraction": source.test_fraction,
         "seed": source.seed,
     }

@@ -15,6 +15,7 @@ from fedjax_inv import checks
 from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 
+from ...flags.configuration import Config
 from ...flags.flag import PROBABILITY, at_least, flag, flag_error
 from ...parts.environments.kind import Kind, Source
 
@@ -65,35 +66,35 @@ class Agreement:
         0.0, "Probability that a stained image's label disagrees with the image.", PROBABILITY
     )
 
-    @property
-    def of_domains(self) -> tuple[float, ...]:
-        """The agreement of each training domain; raises UsageError for a list of another length."""
-        values, count = self.agreements, self.training_domains
-        if len(values) == count:
-            return values
-        is_default = values == Agreement.agreements
-        if len(values) not in (1, 2) or (count == 1 and not is_default):
-            text = "must be one number, the two ends of a range, or one for each of"
-            raise flag_error("agreements", values, f"{text} --training_domains={count}")
-        return tuple(np.linspace(values[0], values[-1], count).tolist())
+
+def _of_domains(chosen: Config) -> tuple[float, ...]:
+    """The agreement of each training domain; raises UsageError for a list of another length."""
+    values, count = chosen.agreements, chosen.training_domains
+    if len(values) == count:
+        return values
+    is_default = values == Agreement.agreements
+    if len(values) not in (1, 2) or (count == 1 and not is_default):
+        text = "must be one number, the two ends of a range, or one for each of"
+        raise flag_error("agreements", values, f"{text} --training_domains={count}")
+    return tuple(np.linspace(values[0], values[-1], count).tolist())
 
 
-def _combinations(data: Dataset, source: Source, chosen: Stains) -> Dataset:
+def _combinations(data: Dataset, source: Source, chosen: Config) -> Dataset:
     return stains.combinations(data, stain=chosen.stain, colors=chosen.colors, seed=source.seed)
 
 
-def _stained(data: Dataset, source: Source, chosen: Stains, agreement: Agreement) -> Dataset:
-    count, most = agreement.training_domains, len(data.y) - 1
+def _stained(data: Dataset, source: Source, chosen: Config) -> Dataset:
+    count, most = chosen.training_domains, len(data.y) - 1
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
         data,
         stain=chosen.stain,
         colors=chosen.colors,
-        agreements=agreement.of_domains,
-        test_agreement=agreement.test_agreement,
-        test_rule=agreement.test_rule,
-        label_noise=agreement.mislabelled,
-        domain_size=agreement.domain_size or None,
+        agreements=_of_domains(chosen),
+        test_agreement=chosen.test_agreement,
+        test_rule=chosen.test_rule,
+        label_noise=chosen.mislabelled,
+        domain_size=chosen.domain_size or None,
         test_fraction=source.test_fraction,
         seed=source.seed,
     )
