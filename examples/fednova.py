@@ -35,7 +35,7 @@ def fednova(model: Model, work: Work, *, loss: Loss = cross_entropy) -> Algorith
         server_delta=lambda side, delta, tau: delta._replace(
             params=optax.tree.scale(tau, delta.params)
         ),
-        side=averaging.NOTHING._replace(upload=steps, aggregate=aggregators.mean()),
+        side=averaging.SideState(upload=steps, aggregate=aggregators.mean()),
     )
 
 

@@ -6,11 +6,11 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from fedjax_inv import checks, tree
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Aggregator, Array, Slots, Tree
 
 Weight = Callable[[Slots], Array]  # slots -> [S], how much each counts if it is present
@@ -50,10 +50,9 @@ def weight_of(weighting: str | Weight) -> Weight:
       weighting: "size", "uniform", or a weight function, which is returned unchanged.
 
     Raises:
-      UsageError: for another name, and for a function of other arguments.
+      UsageError: for another name.
     """
     if callable(weighting):
-        checks.function("weighting", weighting, "slots")
         return weighting
     checks.one_of("weighting", weighting, _WEIGHTS)
     return _WEIGHTS[weighting]
@@ -62,9 +61,7 @@ def weight_of(weighting: str | Weight) -> Weight:
 def _weights(weight: Weight, slots: Slots) -> Array:
     """Return the weights of slots [S], 0 for absent ones."""
     weights = weight(slots)
-    if jnp.shape(weights) != slots.size.shape:
-        text = f"must return one number for each of {slots.size.shape[0]} slots"
-        raise UsageError("weighting", ..., f"{text}, it returns an array {jnp.shape(weights)}")
+    chex.assert_equal_shape([weights, slots.size])
     return jnp.where(slots.present, weights, 0)
 
 
@@ -77,11 +74,7 @@ def mean(weight: Weight = by_size) -> Aggregator:
 
     Args:
       weight: the weight of each slot's client, at least 0. The mean is 0 if all weights are 0.
-
-    Raises:
-      UsageError: unless the weight is a function.
     """
-    checks.function("weight", weight)
 
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
@@ -126,11 +119,7 @@ def weight_sum(weight: Weight = by_size) -> Aggregator:
 
     Args:
       weight: the weight of each slot's client.
-
-    Raises:
-      UsageError: unless the weight is a function.
     """
-    checks.function("weight", weight)
 
     def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
         del uploads
@@ -159,55 +148,27 @@ def stacked() -> Aggregator:
     return Aggregator(init, add, lambda stack: stack)
 
 
-def _flat(aggregators: Tree) -> tuple[list[Aggregator], Any]:
-    """Return (the aggregators, the structure of their tree)."""
-    return jax.tree.flatten(aggregators, is_leaf=lambda node: isinstance(node, Aggregator))
-
-
-def check_prefix(name: str, aggregators: Tree, upload: Tree) -> None:
-    """Check that there is an aggregator for each part of an upload.
-
-    Args:
-      name: the argument that holds the aggregators.
-      aggregators: a tree of aggregators.
-      upload: the upload.
-
-    Raises:
-      UsageError: unless the tree is a prefix of the upload's tree.
-    """
-    try:
-        _flat(aggregators)[1].flatten_up_to(upload)
-    except ValueError:
-        text = "must be an aggregator, or a tree of them that is a prefix of the upload"
-        raise UsageError(name, ..., f"{text}, {jax.tree.structure(upload)}") from None
-
-
-def combine(aggregators: Tree) -> Aggregator:
+def combine(of_parts: Tree) -> Aggregator:
     """Return one aggregator for uploads with several parts.
 
+        aggregators.combine((aggregators.mean(), aggregators.total()))  # of uploads (a, b)
+
     Args:
-      aggregators: a tree of aggregators that is a prefix of the upload's tree.
-
-    Raises:
-      UsageError: if a leaf of the tree is no aggregator. Its `init`: for an upload of which the
-        tree is no prefix.
+      of_parts: an aggregator for each part, in a record, tuple or dict like that of the upload.
     """
-
-    listed, structure = _flat(aggregators)
-    for leaf in listed:
-        checks.record("aggregators", leaf, Aggregator)
+    structure: Any
+    each, structure = jax.tree.flatten(of_parts, is_leaf=lambda node: isinstance(node, Aggregator))
 
     def init(upload: Tree, num_slots: int) -> list[Tree]:
-        check_prefix("aggregate", aggregators, upload)
         parts = structure.flatten_up_to(upload)
-        return [a.init(part, num_slots) for a, part in zip(listed, parts, strict=True)]
+        return [a.init(part, num_slots) for a, part in zip(each, parts, strict=True)]
 
     def add(total: list[Tree], uploads: Tree, slots: Slots) -> list[Tree]:
-        parts = zip(listed, total, structure.flatten_up_to(uploads), strict=True)
+        parts = zip(each, total, structure.flatten_up_to(uploads), strict=True)
         return [a.add(accumulator, part, slots) for a, accumulator, part in parts]
 
     def finish(total: list[Tree]) -> Tree:
-        pairs = zip(listed, total, strict=True)
+        pairs = zip(each, total, strict=True)
         return structure.unflatten([a.finish(accumulator) for a, accumulator in pairs])
 
     return Aggregator(init, add, finish)

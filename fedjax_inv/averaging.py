@@ -7,14 +7,15 @@ client, further messages and uploads, and how a client's delta and the server's 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from fedjax_inv import aggregators, checks, local, models, objectives, servers, tree
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
+    Aggregator,
     Algorithm,
     Array,
     Batch,
@@ -24,6 +25,7 @@ from fedjax_inv.types import (
     Halves,
     InitClient,
     Local,
+    LocalGradFn,
     Loss,
     Model,
     Reply,
@@ -32,6 +34,7 @@ from fedjax_inv.types import (
     Step,
     Trained,
     Tree,
+    Update,
     Variables,
     Visit,
     Work,
@@ -60,7 +63,7 @@ class Own(NamedTuple):
     has_trained: Array | np.bool_  # [] bool, whether the client has had a turn
 
 
-def kept(own: Own, newcomer: Variables) -> Variables:
+def variables_of(own: Own, newcomer: Variables) -> Variables:
     """Return a client's own variables, or those that serve it before its first turn.
 
     Args:
@@ -73,23 +76,19 @@ def kept(own: Own, newcomer: Variables) -> Variables:
 
 
 class SideState(NamedTuple):
-    """A method's own state on the server, and its messages and uploads beside the network."""
+    """What a method keeps on the server and sends beside the network, by default nothing.
 
-    init: Callable[[Setup], Tree]  # the state before the first round
-    send: Callable[[Tree], Tree]  # state -> a part of the message
-    upload: Callable[[Visit, Trained], Tree]
-    aggregate: Tree  # an aggregator of the upload, or a tree of them
+    Five functions, in the order in which they are called. A round sends `send(state)` with the
+    network (`visit.message.side`), each client returns `upload` with its delta, `aggregate` makes
+    one of all uploads, and `update` makes the new state.
+    """
+
+    init: Callable[[Setup], Tree] = lambda setup: ()  # the state before the first round
+    send: Callable[[Tree], Tree] = lambda state: ()  # state -> its part of the message
+    upload: Callable[[Visit, Trained], Tree] = lambda visit, trained: ()
+    aggregate: Aggregator = aggregators.total()
     # (state, aggregated upload, mean delta) -> state; of statistics the delta is their change
-    update: Callable[[Tree, Tree, Variables], Tree]
-
-
-NOTHING = SideState(
-    init=lambda setup: (),
-    send=lambda state: (),
-    upload=lambda visit, trained: (),
-    aggregate=(),
-    update=lambda state, aggregated, delta: state,
-)
+    update: Callable[[Tree, Tree, Variables], Tree] = lambda state, aggregated, delta: state
 
 
 class ScaleDelta(Protocol):
@@ -159,16 +158,7 @@ def mean_loss(
 
 
 def embedding(features: Array) -> Array:
-    """Return features [B, ..., D] averaged over the axes between (an image's positions), [B, D].
-
-    Raises:
-      UsageError: for features that are no array, such as the inputs of a network without a body.
-    """
-    if not hasattr(features, "ndim"):
-        found = jax.tree.map(jnp.shape, features)
-        raise UsageError(
-            "model", ..., f"its body puts out {found}, must put out one array [B, ..., D]"
-        )
+    """Return features [B, ..., D] averaged over the axes between (an image's positions), [B, D]."""
     return features.mean(tuple(range(1, features.ndim - 1)))
 
 
@@ -178,12 +168,7 @@ def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     Args:
       model: the network.
       loss: the objective.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("model", model, Model)
-    checks.function("loss", loss)
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         def of(params: Halves) -> tuple[Array, Halves]:
@@ -220,12 +205,7 @@ def serving_the_server(
       exchanges: the round trips of one round.
       init_client: a client's state before its first turn.
       side: the method's own state on the server before the first round.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("model", model, Model)
-    checks.optimizer("server_optimizer", server_optimizer)
     return Algorithm(
         lambda setup: servers.init(server_optimizer, setup.variables, side(setup)),
         init_client,
@@ -238,7 +218,7 @@ def serving_the_server(
 def averaging(
     model: Model,
     work: Work,
-    gradient_from: Callable[[Visit], GradFn],
+    gradient_from: Callable[[Visit], GradFn | LocalGradFn],
     *,
     server_optimizer: optax.GradientTransformation,
     weighting: str | aggregators.Weight,
@@ -247,7 +227,7 @@ def averaging(
     remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
-    side: SideState = NOTHING,
+    side: SideState | None = None,
     scale_delta: ScaleDelta | None = None,
     server_delta: ServerDelta | None = None,
 ) -> Algorithm:
@@ -255,7 +235,7 @@ def averaging(
 
     Args:
       model: the network.
-      work: local training.
+      work: local training; `local.seeing_local` of it for a `LocalGradFn`.
       gradient_from: visit -> the gradient of the client's local steps.
       server_optimizer: the optimizer of the server, on the mean delta.
       weighting: the weights of the deltas, as in `aggregators.weight_of`.
@@ -266,7 +246,7 @@ def averaging(
       shared: variables -> the variables that server and clients exchange; default: all.
       serve: (server, own) -> the variables of the network that serves a client, for a personal
         algorithm; default: the server's.
-      side: the method's own state, messages and uploads.
+      side: the method's own state, messages and uploads; default: none.
       scale_delta: the factor of a client's change of the parameters; default: 1. Statistics keep
         the weights of `weighting`. If a client's weight depends on the message or on its examples,
         write an exchange in place of `scale_delta`, which leaves the weights of statistics as they
@@ -276,145 +256,34 @@ def averaging(
     Returns:
       The algorithm, with one exchange. Its `network` is the server's, which has only the shared
       variables; with other ones the method replaces it.
-
-    Raises:
-      UsageError: for an unknown weighting, and for arguments of other types or functions that take
-        other arguments.
     """
-    checks.record("model", model, Model)
-    checks.record("work", work, Work)
-    checks.function("gradient_from", gradient_from, "visit")
-    if start is not None:
-        checks.function("start", start, "visit")
+    beside = side or SideState()
     begin = start or (lambda visit: work.init(visit.message.variables))
-    return averaging_of(
-        model,
-        lambda visit: work.run(gradient_from(visit), begin(visit), visit.shard, visit.key),
-        server_optimizer=server_optimizer,
-        weighting=weighting,
-        init_client=init_client,
-        remember=remember,
-        shared=shared,
-        serve=serve,
-        side=side,
-        scale_delta=scale_delta,
-        server_delta=server_delta,
-    )
-
-
-def averaging_of(
-    model: Model,
-    train: Callable[[Visit], Trained],
-    *,
-    server_optimizer: optax.GradientTransformation,
-    weighting: str | aggregators.Weight,
-    init_client: InitClient = lambda server, who: (),
-    remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
-    shared: Callable[[Variables], Variables] = lambda variables: variables,
-    serve: Callable[[servers.Server, Tree], Variables] | None = None,
-    side: SideState = NOTHING,
-    scale_delta: ScaleDelta | None = None,
-    server_delta: ServerDelta | None = None,
-) -> Algorithm:
-    """Return FedAvg with a method's own local training.
-
-    Args:
-      model: the network.
-      train: visit -> the result of local training.
-      server_optimizer: as in `averaging`, like all other arguments.
-      weighting: as in `averaging`.
-      init_client: as in `averaging`.
-      remember: as in `averaging`.
-      shared: as in `averaging`.
-      serve: as in `averaging`.
-      side: as in `averaging`.
-      scale_delta: as in `averaging`.
-      server_delta: as in `averaging`.
-
-    Returns:
-      The algorithm, as in `averaging`.
-
-    Raises:
-      UsageError: for an unknown weighting, and for arguments of other types or functions that take
-        other arguments.
-    """
-    checks.record("model", model, Model)
-    checks.optimizer("server_optimizer", server_optimizer)
-    checks.record("side", side, SideState)
-    both = ("visit", "trained")
-    checks.function("train", train, "visit")
-    checks.function("init_client", init_client, "server", "who")
-    checks.function("remember", remember, *both)
-    checks.function("shared", shared, "variables")
-    checks.function("side.init", side.init, "setup")
-    checks.function("side.send", side.send, "state")
-    checks.function("side.upload", side.upload, *both)
-    checks.function("side.update", side.update, "state", "aggregated", "delta")
-    for leaf in jax.tree.leaves(
-        side.aggregate, is_leaf=lambda node: isinstance(node, aggregators.Aggregator)
-    ):
-        checks.record("side.aggregate", leaf, aggregators.Aggregator)
-    if serve is not None:
-        checks.function("serve", serve, "server", "own")
-    if scale_delta is not None:
-        checks.function("scale_delta", scale_delta, *both)
-    if server_delta is not None:
-        checks.function("server_delta", server_delta, "side", "delta", "aggregated")
-    weight = aggregators.weight_of(weighting)
 
     def init_server(setup: Setup) -> servers.Server:
-        checks.record("the result of shared", shared(setup.variables), Variables)
-        return servers.init(server_optimizer, shared(setup.variables), side.init(setup))
-
-    def broadcast(server: servers.Server) -> Message:
-        for leaf in jax.tree.leaves(side.send(server.side)):
-            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-                text = f"holds a value of type {type(leaf).__name__}, must hold arrays"
-                raise UsageError("the result of side.send", ..., text)
-        return Message(server.variables, side.send(server.side))
+        return servers.init(server_optimizer, shared(setup.variables), beside.init(setup))
 
     def client(visit: Visit) -> Reply:
-        trained = train(visit)
-        checks.record("the result of train", trained, Trained)
+        trained = work.run(gradient_from(visit), begin(visit), visit.shard, visit.key)
         delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
             scale = scale_delta(visit, trained)
-            is_array = jax.tree_util.all_leaves([scale])
-            if not is_array or jnp.shape(scale):
-                found = f"shape {jnp.shape(scale)}" if is_array else f"type {type(scale).__name__}"
-                text = f"has {found}, must be a scalar"
-                raise UsageError("the result of scale_delta", ..., text)
+            chex.assert_shape(scale, ())
             delta = delta._replace(params=optax.tree.scale(scale, delta.params))
-        upload = Upload(delta, side.upload(visit, trained))
-        aggregators.check_prefix("side.aggregate", side.aggregate, upload.side)
+        upload = Upload(delta, beside.upload(visit, trained))
         return Reply(remember(visit, trained), upload, trained.metrics)
 
-    def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
-        del cohort
-        delta = servers.delta_of(server, mean.delta, mean.weight)
-        state = side.update(server.side, mean.side, delta)
-        checks.same_leaves("side.update", state, server.side, "as side.init does")
-        if server_delta:
-            delta = server_delta(state, delta, mean.side)
-        checks.record("the result of server_delta", delta, Variables)
-        return servers.update(server_optimizer, server, delta)._replace(side=state)
-
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
-        variables = serve(server, own) if serve else server.variables
-        checks.record("the result of serve", variables, Variables)
-        return models.predict(model, variables, x)
-
-    def blank(server: servers.Server) -> Upload:
-        return Upload(optax.tree.zeros_like(server.variables), ())
+        return models.predict(model, serve(server, own) if serve else server.variables, x)
 
     exchange = Exchange(
-        broadcast,
+        lambda server: Message(server.variables, beside.send(server.side)),
         client,
-        Upload(aggregators.mean(weight), side.aggregate, aggregators.weight_sum(weight)),
-        update,
-        # Extra uploads may be increments; replaying a stale one would apply it twice, so reuse is
-        # disabled.
-        blank=blank if side is NOTHING else None,
+        _aggregate(weighting, beside),
+        _update(server_optimizer, beside, server_delta),
+        # Uploads of a side state may be increments; a stale one that stands in for a missing one
+        # would be applied twice.
+        blank=_blank if side is None else None,
     )
     return Algorithm(
         init_server,
@@ -424,3 +293,31 @@ def averaging_of(
         personal=serve is not None,
         network=lambda server: server.variables,
     )
+
+
+def _blank(server: servers.Server) -> Upload:
+    """Return an upload of zeros."""
+    return Upload(optax.tree.zeros_like(server.variables), ())
+
+
+def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> Aggregator:
+    """Return the aggregator of `Upload`."""
+    weight = aggregators.weight_of(weighting)
+    of_parts = Upload(aggregators.mean(weight), side.aggregate, aggregators.weight_sum(weight))
+    return aggregators.combine(of_parts)
+
+
+def _update(
+    optimizer: optax.GradientTransformation, side: SideState, server_delta: ServerDelta | None
+) -> Update:
+    """Return the server's step along the mean delta, after the update of the side state."""
+
+    def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
+        del cohort
+        delta = servers.delta_of(server, mean.delta, mean.weight)
+        state = side.update(server.side, mean.side, delta)
+        if server_delta:
+            delta = server_delta(state, delta, mean.side)
+        return servers.update(optimizer, server, delta)._replace(side=state)
+
+    return update

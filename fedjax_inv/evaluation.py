@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, local, objectives, rounds, tree
+from fedjax_inv import devices, local, objectives, tree
 from fedjax_inv.rounds import State
 from fedjax_inv.types import (
     Algorithm,
@@ -69,7 +70,8 @@ def evaluate(
     """
     axis = devices.chunked(1) if axis is None else axis
     if algorithm.personal and seen:
-        rounds.check_num_clients(state, federation, axis)
+        num_local = axis.local_clients(federation.num_clients).shape[0]
+        chex.assert_tree_shape_prefix(state.clients, (num_local,))
     (scores,) = evaluate_each(
         algorithm,
         state,

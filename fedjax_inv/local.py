@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -21,13 +22,11 @@ from fedjax_inv.types import (
     Batch,
     ChangeOptimizer,
     GradFn,
-    Halves,
     Local,
     LocalGradFn,
     Shard,
     Step,
     Trained,
-    TrainLocal,
     Tree,
     Variables,
     Work,
@@ -58,14 +57,6 @@ def _batch_of_pass(
     return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
 
-def _checked(shard: Shard) -> Shard:
-    """Return a shard whose arrays a traced index may index; raise UsageError for another type."""
-    checks.record("shard", shard, Shard)
-    for name in ("start", "size"):
-        checks.whole(f"shard.{name}", getattr(shard, name))
-    return tree.on_device(shard)
-
-
 def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     """Return the sum of fn(batch) over the client's examples, in stored order.
 
@@ -73,13 +64,8 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
       shard: the client's examples; zeros are returned if it has none.
       fn: batch -> a tree of sums over the real examples of the batch.
       batch_size: examples in a batch; the last batch may be smaller.
-
-    Raises:
-      UsageError: for a batch_size below 1.
     """
-    shard = _checked(shard)
-    checks.function("fn", fn)
-    checks.integer("batch_size", batch_size)
+    shard = tree.on_device(shard)  # which a traced index may index
 
     def of(turn: Array) -> Tree:
         index = turn * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
@@ -96,15 +82,8 @@ def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_
       key: the random key of the draw.
       fn: batch -> a tree of sums over the real examples of the batch.
       batch_size: examples in the batch; a client that has fewer uses all of them.
-
-    Raises:
-      UsageError: for a batch_size below 1.
     """
-    shard = _checked(shard)
-    checks.key("key", key)
-    checks.function("fn", fn)
-    checks.integer("batch_size", batch_size)
-    order = permutation.draw(key)
+    shard, order = tree.on_device(shard), permutation.draw(key)
     # The batch depends on the turn, or XLA would move the work out of a loop that may run 0 times.
     return _sum(
         lambda turn: fn(_batch_of_pass(shard, order, turn, batch_size)), jnp.minimum(shard.size, 1)
@@ -145,33 +124,26 @@ class _Steps(NamedTuple):
     num_steps: Array  # []
     batch_at: Callable[[Array], Batch]  # number of a step [] -> its batch
     known: int | None = None  # steps of each client with examples; None: they differ
+    fits: Array | None = None  # [] bool, false: the client gets NaN results; None: all fit
 
 
 Plan = Callable[[Shard, Array], _Steps]
 
 
 def _work(
-    optimizer: optax.GradientTransformation, plan: Plan, momentum: float | Array | None = None
+    optimizer: optax.GradientTransformation,
+    plan: Plan,
+    num_steps: Callable[[Array], Array] | None = None,
+    momentum: float | Array | None = None,
 ) -> Work:
-    """Return local training on the batches of a plan."""
+    """Return local training on the batches of a plan; num_steps and momentum as in `Work`."""
 
     def init(variables: Variables) -> Local:
-        if not isinstance(variables, Variables):  # whose fields may be trees of any kind here
-            checks.record("variables", variables, Variables)
         return Local(variables, optimizer.init(variables.params))
 
-    def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        checks.function(
-            "grad_fn", grad_fn, "local", "batch", "key", form=" (local, batch, key) -> Step"
-        )
-        if not isinstance(local, Local):
-            checks.record("local", local, Local)
-        if not isinstance(local.variables, Variables):  # as in `init`
-            checks.record("local.variables", local.variables, Variables)
-        checks.record("shard", shard, Shard)
-        checks.key("key", key)
+    def run_local(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
-        num_steps, batch_at, known = plan(shard, plan_key)
+        num_steps, batch_at, known, fits = plan(shard, plan_key)
         # On a CPU a client without examples costs nothing if its loop runs 0 times.
         turns = num_steps if known is None or platforms.on_cpu() else known
         has_steps = num_steps > 0
@@ -184,10 +156,9 @@ def _work(
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
             """Return (the state after the step, the values to average over the steps)."""
-            step_key = jax.random.fold_in(steps_key, index)
-            step = grad_fn(local, batch_at(index), step_key)
+            step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
-            _check_step(step, params, local)
+            chex.assert_trees_all_equal_shapes(step.grads, params)  # or they might be broadcast
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # Zero the update instead of selecting the old parameters: XLA then fuses the add into
             # the matmul.
@@ -211,64 +182,33 @@ def _work(
         count = jnp.maximum(num_steps, 1).astype(jnp.float32)
         metrics, average = jax.tree.map(lambda leaf: leaf / count, sums)
         average = _as_floats_of(terms[1], average)
-        return Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
+        trained = Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
+        return trained if fits is None else _nan_unless(fits, trained)
 
-    return _with_loop(init, run, lambda change: _work(change(optimizer), plan), momentum)
-
-
-def _check_step(step: Step, params: Halves, local: Local) -> None:
-    """Raise UsageError unless a gradient function has returned a step from these parameters."""
-    if not isinstance(step, Step):  # whose fields may be trees of any kind here
-        found = type(step).__name__
-        raise UsageError("the result of the gradient", ..., f"is of type {found}, must be a Step")
-    checks.record("the metrics of a Step", step.metrics, dict)
-    for part, values in (("metrics", step.metrics), ("average", step.average)):
-        for leaf in jax.tree.leaves(values):
-            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-                text = f"holds a value of type {type(leaf).__name__}, must hold arrays"
-                raise UsageError(f"the {part} of a Step", ..., text)
-    stats = local.variables.stats
-    for name, found, expected, source in (
-        ("the gradient", step.grads, params, "as the parameters are"),
-        ("the stats of a Step", step.stats, stats, "as the network's are"),
-        ("the carry of a Step", step.carry, local.carry, "as `Local.carry` is"),
-    ):
-        is_, must = (jax.tree.flatten(jax.tree.map(jnp.shape, each)) for each in (found, expected))
-        if is_ != must:
-            checks.same_leaves(name, found, expected, source)
-
-
-def _with_loop(
-    init: Callable[[Variables], Local],
-    run: TrainLocal,
-    with_optimizer: Callable[[ChangeOptimizer], Work],
-    momentum: float | Array | None,
-) -> Work:
-    """Return local training with the loop `run`."""
-
-    def plain(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        checks.function(
-            "grad_fn", grad_fn, "variables", "batch", "key", form=" (variables, batch, key) -> Step"
-        )
-
-        def at(local: Local, batch: Batch, key: Array) -> Step:
+    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+        def of_variables(local: Local, batch: Batch, key: Array) -> Step:
             return grad_fn(local.variables, batch, key)
 
-        return run(at, local, shard, key)
+        return run_local(of_variables, local, shard, key)
 
-    return Work(init, plain, with_optimizer, run, momentum)
+    def with_optimizer(change: ChangeOptimizer) -> Work:
+        return _work(change(optimizer), plan)
 
-
-def _check_optimizer(
-    optimizer: optax.GradientTransformation, momentum: float | Array | None
-) -> None:
-    checks.optimizer("optimizer", optimizer)
-    if momentum is not None:
-        checks.real("momentum", momentum)
+    return Work(init, run, with_optimizer, run_local, momentum, num_steps=num_steps)
 
 
-def seeing_local(work: Work) -> TrainLocal:
-    """Return the loop for gradients that see the whole state, `work.run_local`.
+def _nan_unless(fits: Array, tree: Tree) -> Tree:
+    """Return the tree if `fits` [] is true, else NaN in its floats."""
+
+    def leaf(values: Array) -> Array:
+        is_float = jnp.issubdtype(values.dtype, jnp.inexact)
+        return jnp.where(fits, values, jnp.nan) if is_float else values
+
+    return jax.tree.map(leaf, tree)
+
+
+def seeing_local(work: Work) -> Work:
+    """Return the same work for gradients that see the whole state, each a `LocalGradFn`.
 
     Args:
       work: local training.
@@ -276,12 +216,9 @@ def seeing_local(work: Work) -> TrainLocal:
     Raises:
       UsageError: if the work has no such loop.
     """
-    checks.record("work", work, Work)
     if work.run_local is None:
-        raise UsageError(
-            "work", ..., "its gradient sees no optimizer; must be one of fedjax_inv.local's"
-        )
-    return work.run_local
+        raise UsageError("work", ..., "must be one of fedjax_inv.local's, which has a `run_local`")
+    return work._replace(run=work.run_local)
 
 
 def epochs(
@@ -302,27 +239,20 @@ def epochs(
         if it may differ. A client with another number gets NaN results, which every run reports.
       momentum: the optimizer's momentum, if that is SGD (0: without), for methods that need it
         (`Work.momentum`); it is recorded and changes nothing. None: unknown.
-
-    Raises:
-      UsageError: for counts below 1.
     """
-    _check_optimizer(optimizer, momentum)
     checks.integer("batch_size", batch_size)
     checks.integer("num_epochs", num_epochs)
-    if num_batches is not None:
-        checks.integer("num_batches", num_batches)
 
     def orders(key: Array) -> permutation.Permutation:
         return jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
             jnp.arange(num_epochs)
         )
 
-    def batches_of(shard: Shard) -> Array:
-        return -(-shard.size // batch_size)
+    def num_steps(size: Array) -> Array:
+        return num_epochs * -(-size // batch_size)
 
     def plan(shard: Shard, key: Array) -> _Steps:
-        batches = batches_of(shard)
-        drawn = orders(key)
+        batches, drawn = -(-shard.size // batch_size), orders(key)
 
         def batch_at(step: Array) -> Batch:
             epoch, number = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
@@ -331,30 +261,20 @@ def epochs(
         return _Steps(num_epochs * batches, batch_at)
 
     def plan_of(batches: int, shard: Shard, key: Array) -> _Steps:
-        index = jnp.arange(batches * batch_size, dtype=jnp.int32)
+        index, known = jnp.arange(batches * batch_size, dtype=jnp.int32), num_epochs * batches
         # All orders at once, before the first step.
         drawn = jax.vmap(lambda order: permutation.at(order, index, shard.size))(orders(key))
-        positions = drawn.reshape(num_epochs * batches, batch_size)
-        in_batch = index[:batch_size]
+        positions, in_batch = drawn.reshape(known, batch_size), index[:batch_size]
 
         def batch_at(step: Array) -> Batch:
             first = step % batches * batch_size
             return take_batch(shard, positions[step], first + in_batch < shard.size)
 
-        known = num_epochs * batches
-        return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known)
+        fits = (-(-shard.size // batch_size) == batches) | (shard.size == 0)
+        return _Steps(jnp.where(shard.size > 0, known, 0), batch_at, known, fits)
 
-    def steps_of(size: Array) -> Array:
-        return num_epochs * -(-size // batch_size)
-
-    if num_batches is None:
-        return _work(optimizer, plan, momentum)._replace(num_steps=steps_of)
-
-    def fits(shard: Shard) -> Array:
-        return (batches_of(shard) == num_batches) | (shard.size == 0)
-
-    work = _only_if(_work(optimizer, partial(plan_of, num_batches), momentum), fits)
-    return work._replace(num_steps=steps_of)
+    chosen = plan if num_batches is None else partial(plan_of, num_batches)
+    return _work(optimizer, chosen, num_steps, momentum)
 
 
 def _constant(num_steps: int, size: Array) -> Array:
@@ -375,11 +295,7 @@ def steps(
       batch_size: examples in a batch, each drawn with replacement.
       num_steps: steps of a client that has examples.
       momentum: as in `epochs`.
-
-    Raises:
-      UsageError: for counts below 1.
     """
-    _check_optimizer(optimizer, momentum)
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
 
@@ -394,9 +310,9 @@ def steps(
         def batch_at(step: Array) -> Batch:
             return take_batch(shard, positions[step], jnp.ones(batch_size, bool))
 
-        return _Steps(jnp.where(shard.size > 0, num_steps, 0), batch_at, num_steps)
+        return _Steps(_constant(num_steps, shard.size), batch_at, num_steps)
 
-    return _work(optimizer, plan, momentum)._replace(num_steps=partial(_constant, num_steps))
+    return _work(optimizer, plan, partial(_constant, num_steps), momentum)
 
 
 def full_batch(
@@ -417,11 +333,7 @@ def full_batch(
         reports.
       num_steps: steps of a client that has examples.
       momentum: as in `epochs`.
-
-    Raises:
-      UsageError: for counts below 1.
     """
-    _check_optimizer(optimizer, momentum)
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)
 
@@ -429,27 +341,7 @@ def full_batch(
         del key
         index = jnp.arange(capacity, dtype=jnp.int32)
         batch = take_batch(shard, index, index < shard.size)
-        return _Steps(jnp.where(shard.size > 0, num_steps, 0), lambda step: batch, num_steps)
+        known = _constant(num_steps, shard.size)
+        return _Steps(known, lambda step: batch, num_steps, shard.size <= capacity)
 
-    work = _only_if(_work(optimizer, plan, momentum), lambda shard: shard.size <= capacity)
-    return work._replace(num_steps=partial(_constant, num_steps))
-
-
-def _only_if(work: Work, fits: Callable[[Shard], Array]) -> Work:
-    """Return the work with NaN results for a shard that does not fit."""
-
-    def run(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        trained = seeing_local(work)(grad_fn, local, shard, key)
-        is_fit = fits(shard)
-
-        def poisoned(leaf: Array) -> Array:
-            inexact = jnp.issubdtype(leaf.dtype, jnp.inexact)
-            return jnp.where(is_fit, leaf, jnp.nan) if inexact else leaf
-
-        return jax.tree.map(poisoned, trained)
-
-    def with_optimizer(change: ChangeOptimizer) -> Work:
-        assert work.with_optimizer
-        return _only_if(work.with_optimizer(change), fits)
-
-    return _with_loop(work.init, run, with_optimizer, work.momentum)
+    return _work(optimizer, plan, partial(_constant, num_steps), momentum)

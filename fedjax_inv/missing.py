@@ -66,7 +66,6 @@ def reuse(algorithm: Algorithm) -> Algorithm:
     Raises:
       UsageError: if no exchange has a `blank`.
     """
-    checks.record("algorithm", algorithm, Algorithm)
     if all(exchange.blank is None for exchange in algorithm.exchanges):
         raise UsageError(
             "algorithm",
@@ -118,7 +117,7 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
         )
         counts = memory.arrived & attends
 
-        aggregator = aggregators.combine(exchange.aggregate)
+        aggregator = exchange.aggregate
         start = aggregator.init(tree.take(memory.upload, 0), num_clients)
         zeros = optax.tree.zeros_like(memory.upload)
         uploads = jax.vmap(optax.tree.where)(counts, memory.upload, zeros)
@@ -150,6 +149,5 @@ def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
     Raises:
       UsageError: for another rule, and as in `reuse`.
     """
-    checks.record("algorithm", algorithm, Algorithm)
     checks.one_of("rule", rule, RULES)
     return RULES[rule](algorithm)

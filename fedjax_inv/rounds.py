@@ -11,12 +11,12 @@ Four laws hold for all algorithms:
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_inv import checks, devices, tree
-from fedjax_inv.aggregators import combine
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis
 from fedjax_inv.types import (
@@ -26,7 +26,6 @@ from fedjax_inv.types import (
     Exchange,
     Federation,
     Metrics,
-    Reply,
     Setup,
     Shard,
     Slots,
@@ -88,51 +87,29 @@ def init(
       The state, a copy: no leaf shares its memory with another or with `variables`.
 
     Raises:
-      UsageError: if history is below 1, if so many broadcasts do not fit into memory, if a client's
-        rows are not rows of the examples, or if a parameter is in half precision.
+      UsageError: if a client's rows are not rows of the examples, or if a parameter is in half
+        precision, in which numbers of examples and sums overflow.
     """
-    checks.record("algorithm", algorithm, Algorithm)
-    checks.key("key", key)
-    checks.integer("history", history)
     checks.federation(federation)
+    for leaf in jax.tree.leaves(variables):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+            text = "must be of float32 or float64; `models.computed_in` computes in half precision"
+            raise UsageError("variables", leaf, text)
     axis = devices.vmapped() if axis is None else axis
-    checks.record("axis", axis, Axis)
-    _check_precision(variables)
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     num_clients, server_key = federation.num_clients, jax.random.fold_in(key, 0)
     server = algorithm.init_server(
         Setup(variables, num_clients, sample, server_key, federation.size > 0)
     )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(server):
-        if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-            place = jax.tree_util.keystr(path)
-            text = f"holds a value of type {type(leaf).__name__}{place and f' at {place}'}"
-            raise UsageError("the result of init_server", ..., f"{text}, must hold arrays")
-    who = axis.local_clients(federation.num_clients)
+    who = axis.local_clients(num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
-        messages = [exchange.broadcast(server) for exchange in algorithm.exchanges]
-        one = sum(leaf.nbytes for leaf in jax.tree.leaves(messages) if hasattr(leaf, "nbytes"))
-        checks.memory("history", history, history * one)
-        broadcast_history = tuple(
-            jax.tree.map(lambda leaf: jnp.stack([leaf] * history), message) for message in messages
-        )
+        messages = tuple(exchange.broadcast(server) for exchange in algorithm.exchanges)
+        broadcast_history = jax.tree.map(lambda leaf: jnp.stack([leaf] * history), messages)
     server, own, broadcast_history = jax.tree.map(_stored, (server, own, broadcast_history))
     return State(server, own, broadcast_history, jnp.int32(0), jax.random.fold_in(key, 1))
-
-
-def _check_precision(variables: Variables) -> None:
-    """Raise UsageError for half precision, in which numbers of examples and sums overflow."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
-            text = f"has {dtype} at {jax.tree_util.keystr(path)}, must have float32 or float64"
-            advice = (
-                "`models.computed_in` keeps parameters in float32 and computes in half precision"
-            )
-            raise UsageError("variables", ..., f"{text}; {advice}")
 
 
 def _stored(leaf: Array) -> Array:
@@ -142,11 +119,6 @@ def _stored(leaf: Array) -> Array:
     type is not weak, as that of `jnp.full(3, 0.5)` is, or the second segment would compile again.
     """
     return jnp.array(leaf, dtype=jnp.asarray(leaf).dtype)
-
-
-def _history(broadcast_history: Tree) -> int:
-    """Return H, the number of broadcasts in the history of the exchanges."""
-    return next((leaf.shape[0] for leaf in jax.tree.leaves(broadcast_history)), 1)
 
 
 def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federation) -> Slots:
@@ -164,6 +136,31 @@ def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federat
     )
 
 
+class _Broadcasts(NamedTuple):
+    """The messages that clients may get in an exchange."""
+
+    message: Tree  # of this round
+    undelayed: Tree
+    history: Tree  # [H, ...], with that of this round; () if H = 1
+    length: int  # H
+
+    @staticmethod
+    def of(exchange: Exchange, state: State, index: int) -> "_Broadcasts":
+        """Return those of the exchange numbered `index` in this round."""
+        message, history = exchange.broadcast(state.server), state.broadcast_history[index]
+        length = next((len(leaf) for leaf in jax.tree.leaves(history)), 1)
+        if length > 1:
+            history = tree.put(history, state.round % length, message)
+        undelayed = exchange.broadcast_undelayed(state.server)
+        return _Broadcasts(message, undelayed, history, length)
+
+    def at(self, round: Array, delay: Array) -> Tree:
+        """Return the message of `delay` rounds ago."""
+        if self.length == 1:
+            return self.message
+        return tree.take(self.history, (round - delay) % self.length)
+
+
 def _exchange(
     exchange: Exchange,
     index: int,
@@ -174,15 +171,9 @@ def _exchange(
     drop_nonfinite: bool,
 ) -> tuple[State, Report]:
     """Play the exchange numbered `index` of a round; return (the state after it, its report)."""
-    aggregator = combine(exchange.aggregate)
-    message = exchange.broadcast(state.server)
-    undelayed = exchange.broadcast_undelayed(state.server)
-    broadcast_history = state.broadcast_history[index]
-    history = _history(broadcast_history)
-    if history > 1:
-        broadcast_history = tree.put(broadcast_history, state.round % history, message)
+    broadcasts = _Broadcasts.of(exchange, state, index)
     # In the first rounds the first broadcast is the oldest.
-    delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
+    delay = jnp.clip(cohort.delay, 0, jnp.minimum(broadcasts.length - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
     mine = axis.assign(slots, slots.who, slots.present, federation.num_clients)
@@ -190,25 +181,18 @@ def _exchange(
     def client(turn: tuple[Slots, Array]) -> tuple[tuple[Tree, Array], _Result]:
         """Play one slot's turn; return ((upload, whether it counts), the other results)."""
         slot, local_index = turn
-        start = federation.start[slot.who]
         own = tree.take(state.clients, local_index)
-        received = message
-        if history > 1:
-            received = tree.take(broadcast_history, (state.round - slot.delay) % history)
         # An absent client gets no examples, so under a scan it costs next to nothing.
         size = jnp.where(slot.present, slot.size, 0)
+        start = federation.start[slot.who]
         shard = Shard(federation.data, federation.order, start, size, slot.who)
+        message = broadcasts.at(state.round, slot.delay)
         client_key = jax.random.fold_in(key, slot.who)
         reply = exchange.client(
-            Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
+            Visit(message, own, shard, state.round, slot.delay, client_key, broadcasts.undelayed)
         )
-        checks.record(f"the result of exchanges[{index}].client", reply, Reply)
-        checks.record(f"the metrics of exchanges[{index}].client", reply.metrics, dict)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(reply):
-            if not hasattr(leaf, "dtype") and not isinstance(leaf, int | float | complex):
-                name, place = f"the result of exchanges[{index}].client", jax.tree_util.keystr(path)
-                text = f"holds a value of type {type(leaf).__name__} at {place}, must hold arrays"
-                raise UsageError(name, ..., text)
+        chex.assert_shape(list(reply.metrics.values()), ())
+        checks.same_leaves(f"exchanges[{index}].client", reply.own, own, "as init_client does")
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
@@ -216,73 +200,31 @@ def _exchange(
 
     def add(sums: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
         upload, present = uploads
-        return aggregator.add(sums, upload, turns[0]._replace(present=present))
+        return exchange.aggregate.add(sums, upload, turns[0]._replace(present=present))
 
     turns = mine.slots, mine.local_index
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
-    shapes = jax.eval_shape(client, tree.take(turns, 0))
-    kept = jax.eval_shape(lambda clients: tree.take(clients, 0), state.clients)
-    checks.same_leaves(f"exchanges[{index}].client", shapes[1].own, kept, "as init_client does")
-    for name, metric in shapes[1].metrics.items():
-        if metric.shape:
-            text = f"returns the metric {name!r} of shape {metric.shape}, must be a scalar"
-            raise UsageError(f"exchanges[{index}].client", ..., text)
-    start = aggregator.init(shapes[0][0], slots.who.shape[0])
+    (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
+    start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
     attending = Cohort(cohort.who, present, delay)
-    server = exchange.update(state.server, aggregator.finish(sums), attending)
+    server = exchange.update(state.server, exchange.aggregate.finish(sums), attending)
     checks.same_leaves(f"exchanges[{index}].update", server, state.server, "as init_server does")
-    server = optax.tree.where(present.any(), server, state.server)
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
         where, own, wrote = slots.who, mine.gather(result.own), present
     num_local = axis.local_clients(federation.num_clients).shape[0]
+    history = list(state.broadcast_history)
+    history[index] = broadcasts.history
     state = state._replace(
-        server=server,
+        server=optax.tree.where(present.any(), server, state.server),
         clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
-        broadcast_history=(
-            *state.broadcast_history[:index],
-            broadcast_history,
-            *state.broadcast_history[index + 1 :],
-        ),
+        broadcast_history=tuple(history),
     )
     return state, Report(metrics, present, finite | ~slots.present, slots.size)
-
-
-def check_num_clients(state: State, federation: Federation, axis: Axis) -> None:
-    """Check that a state has as many clients as a federation.
-
-    Args:
-      state: the state of a run.
-      federation: the federation.
-      axis: the axis of the run.
-
-    Raises:
-      UsageError: if the numbers differ. A state whose clients store nothing fits any federation.
-    """
-    num_states = {leaf.shape[0] for leaf in jax.tree.leaves(state.clients)}
-    if num_states - {axis.local_clients(federation.num_clients).shape[0]}:
-        here = federation.start.shape[0]
-        text = f"has {here} clients, must have {num_states.pop()}, as the state has"
-        raise UsageError("federation", ..., text)
-
-
-def _check_types(
-    algorithm: Algorithm, state: State, federation: Federation, axis: Axis, drop_nonfinite: bool
-) -> None:
-    checks.record("algorithm", algorithm, Algorithm)
-    checks.record("state", state, State)
-    checks.whole("state.round", state.round)
-    checks.key("state.key", state.key)
-    if len(state.broadcast_history) != len(algorithm.exchanges):
-        found = f"is of an algorithm with {len(state.broadcast_history)} exchanges"
-        raise UsageError("state", ..., f"{found}, must have {len(algorithm.exchanges)}")
-    checks.record("federation", federation, Federation)
-    checks.record("axis", axis, Axis)
-    checks.boolean("drop_nonfinite", drop_nonfinite)
 
 
 def step(
@@ -306,21 +248,11 @@ def step(
 
     Returns:
       (the state after the round, a report for each exchange, each leaf [S]).
-
-    Raises:
-      UsageError: if the cohort or the state does not fit the federation, if a client returns no
-        Reply, or if an exchange returns a server or own state of other shapes, or a metric that is
-        no scalar.
     """
-    _check_types(algorithm, state, federation, axis, drop_nonfinite)
-    checks.cohort("cohort", cohort)
-    if cohort.who.ndim != 1 or not cohort.who.shape == cohort.present.shape == cohort.delay.shape:
-        who, present, delay = map(jnp.shape, cohort)
-        text = f"who {who}, present {present} and delay {delay}: must all be [S]"
-        raise UsageError("cohort", ..., f"{text}; rounds.run takes a schedule [T, S]")
-    whole = jax.tree.map(lambda leaf: leaf[None], cohort)
-    checks.schedule(whole, federation.num_clients, _history(state.broadcast_history))
-    check_num_clients(state, federation, axis)
+    chex.assert_rank(list(cohort), 1)
+    chex.assert_equal_shape(list(cohort))
+    num_local = axis.local_clients(federation.num_clients).shape[0]
+    chex.assert_tree_shape_prefix(state.clients, (num_local,))
     state, cohort, federation = tree.on_device((state, cohort, federation))
     reports = []
     for index, exchange in enumerate(algorithm.exchanges):
@@ -338,27 +270,11 @@ def run(
     axis: Axis,
     drop_nonfinite: bool = False,
 ) -> tuple[State, tuple[Report, ...]]:
-    """Play the rounds of a schedule: `step` under one scan.
+    """Play the rounds of a schedule, cohorts [T, S]: `step` under one scan.
 
-    Args:
-      algorithm: the algorithm of the run.
-      state: the state before the first of these rounds.
-      schedule: the cohorts [T, S].
-      federation: the clients and their examples.
-      axis: how the slots are laid over memory and devices.
-      drop_nonfinite: whether a client that returns a NaN or an infinity is treated as absent.
-
-    Returns:
-      (the state after the last round, a report for each exchange, each leaf [T, S]).
-
-    Raises:
-      UsageError: if the schedule or the state does not fit the federation, if a client returns no
-        Reply, or if an exchange returns a server or own state of other shapes, or a metric that is
-        no scalar.
+    The other arguments are those of `step`. It returns (the state after the last round, a report
+    for each exchange, each leaf [T, S]).
     """
-    _check_types(algorithm, state, federation, axis, drop_nonfinite)
-    checks.federation(federation)
-    checks.schedule(schedule, federation.num_clients, _history(state.broadcast_history))
     state, federation = tree.on_device((state, federation))
 
     def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:

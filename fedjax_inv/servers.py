@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import optax
 
-from fedjax_inv import checks
 from fedjax_inv.types import Array, Tree, Variables
 
 
@@ -27,12 +26,7 @@ def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tr
       optimizer: the server optimizer.
       variables: the network that training starts from.
       side: further state of the method.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.optimizer("optimizer", optimizer)
-    checks.record("variables", variables, Variables)
     return Server(variables, optimizer.init(variables.params), side)
 
 
@@ -45,12 +39,7 @@ def upload_of(trained: Variables, received: Variables) -> Variables:
     Args:
       trained: the client's network after local training.
       received: the network that it received.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("trained", trained, Variables)
-    checks.record("received", received, Variables)
     return Variables(optax.tree.sub(trained.params, received.params), trained.stats)
 
 
@@ -61,13 +50,7 @@ def delta_of(server: Server, mean: Variables, weight: Array) -> Variables:
       server: the server.
       mean: the mean of what clients made by `upload_of`.
       weight: [] the sum of the clients' weights; if it is 0, statistics stay as they are.
-
-    Raises:
-      UsageError: for arguments of other types, and for a negative weight.
     """
-    checks.record("server", server, Server)
-    checks.record("mean", mean, Variables)
-    checks.real("weight", weight)
     change = optax.tree.sub(mean.stats, server.variables.stats)
     zeros = optax.tree.zeros_like(change)
     return Variables(mean.params, optax.tree.where(weight > 0, change, zeros))
@@ -82,13 +65,7 @@ def update(
       optimizer: the server optimizer, whose gradient is the negative mean delta of the parameters.
       server: the server before the step.
       mean_delta: the mean change of the clients' networks; the change of statistics is added.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.optimizer("optimizer", optimizer)
-    checks.record("server", server, Server)
-    checks.record("mean_delta", mean_delta, Variables)
     gradient = optax.tree.scale(-1, mean_delta.params)
     updates, opt_state = optimizer.update(gradient, server.opt_state, server.variables.params)
     params = optax.apply_updates(server.variables.params, updates)

@@ -196,16 +196,10 @@ class Local(NamedTuple):
 
 
 class LocalGradFn(Protocol):
-    """The direction of a local step that depends on the whole state of local training."""
+    """A `GradFn` that sees the whole state of local training."""
 
     def __call__(self, local: Local, batch: Batch, key: Array, /) -> Step:
-        """Return a step from `local`.
-
-        Args:
-          local: the state of local training before the step.
-          batch: B examples; at least one is real.
-          key: the random key of the step.
-        """
+        """Return a step from `local`; its `carry` has the shapes of `local.carry`."""
 
 
 class Trained(NamedTuple):
@@ -220,25 +214,11 @@ class Trained(NamedTuple):
 class Train(Protocol):
     """The loop of local training."""
 
-    def __call__(self, grad_fn: GradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
+    def __call__(self, grad_fn: Any, local: Local, shard: Shard, key: Array, /) -> Trained:
         """Train on a client's examples; without examples there is no step.
 
         Args:
-          grad_fn: the gradient of a step.
-          local: the state to start from.
-          shard: the client's examples.
-          key: the random key of the batches and steps.
-        """
-
-
-class TrainLocal(Protocol):
-    """The loop of local training for a gradient that sees the whole state."""
-
-    def __call__(self, grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """Train as `Train` does; a step's `carry`, shaped like `local.carry`, goes to the next.
-
-        Args:
-          grad_fn: the gradient of a step, which sees the whole state.
+          grad_fn: the gradient of a step, a `GradFn`; in `Work.run_local` a `LocalGradFn`.
           local: the state to start from.
           shard: the client's examples.
           key: the random key of the batches and steps.
@@ -249,14 +229,14 @@ ChangeOptimizer = Callable[[optax.GradientTransformation], optax.GradientTransfo
 
 
 class Work(NamedTuple):
-    """Local training, built once and injected: an algorithm changes the gradient, not the loop."""
+    """Local training, built once: an algorithm changes the gradient, not the loop."""
 
     init: Callable[[Variables], Local]
     run: Train
     # (change of the optimizer) -> the same work with the changed optimizer, whose momentum,
     # learning rate and number of steps are then unknown; None: not possible
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
-    run_local: TrainLocal | None = None  # the loop of `run`; None: not possible
+    run_local: Train | None = None  # `run` for a `LocalGradFn`; None: not possible
     # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
     # None: unknown.
     momentum: float | Array | None = None
@@ -387,7 +367,7 @@ class Exchange(NamedTuple):
 
     broadcast: Broadcast
     client: Client
-    aggregate: Tree  # an Aggregator, or a tree of them that is a prefix of the upload
+    aggregate: Aggregator  # of the whole upload; `aggregators.combine` joins those of its parts
     update: Update
     attends: Attends = always
     broadcast_undelayed: Broadcast = nothing  # a second message, which is never delayed

@@ -4,10 +4,9 @@ The server of such an algorithm is a NamedTuple whose field `wrapped` is the ser
 algorithm; its other fields are the state of the outer algorithm.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from fedjax_inv import checks
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -43,11 +42,7 @@ def lift(exchange: Exchange) -> Exchange:
 
     Args:
       exchange: an exchange on the inner server.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("exchange", exchange, Exchange)
     blank = exchange.blank
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
@@ -71,15 +66,7 @@ def around(
       algorithm: the inner algorithm.
       init_server: the wrapping server before the first round.
       exchanges: the round trips of one round, on the wrapping server; see `lift`.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("algorithm", algorithm, Algorithm)
-    checks.function("init_server", init_server)
-    checks.record("exchanges", exchanges, Sequence)
-    for exchange in exchanges:
-        checks.record("exchanges", exchange, Exchange)
     network = algorithm.network
 
     def init_client(server: Tree, who: Array) -> Tree:

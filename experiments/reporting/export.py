@@ -42,7 +42,7 @@ def _of_clients(clients: Tree, unseen: Tree) -> Tree:
     """The clients' arrays [C, ...]; one without a turn yet has those of a new client, `unseen`."""
     if not isinstance(unseen, averaging.Own):
         return _own(clients)
-    return jax.vmap(lambda own: averaging.kept(own, unseen.variables))(clients)
+    return jax.vmap(lambda own: averaging.variables_of(own, unseen.variables))(clients)
 
 
 # The outputs of a network, by the kind of targets.

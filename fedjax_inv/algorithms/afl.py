@@ -129,7 +129,9 @@ def afl(
     exchange = Exchange(
         lambda server: Message(server.variables, server.side),
         client,
-        Upload(aggregators.total(), aggregators.total(), aggregators.stacked()),
+        aggregators.combine(
+            Upload(aggregators.total(), aggregators.total(), aggregators.stacked())
+        ),
         update,
     )
     return averaging.serving_the_server(

@@ -34,11 +34,11 @@ from fedjax_inv.types import (
     Facts,
     Halves,
     Local,
+    LocalGradFn,
     Loss,
     Model,
     Setup,
     Step,
-    Trained,
     Tree,
     Variables,
     Visit,
@@ -370,7 +370,7 @@ def cafe(
             "needs {parameter_calibration}, as the rows of a linear softmax's gradient sum to 0",
             parameter_calibration=("parameter_calibration", True),
         )
-    train_local, direction_of = local.seeing_local(work), DIRECTIONS[drift_mode]
+    direction_of = DIRECTIONS[drift_mode]
     averages_features = drift_mode == "feature_ema"
     # A traced beta may be 0.
     has_local_direction = checks.is_concrete(beta) and not checks.is_known_zero(beta)
@@ -400,7 +400,7 @@ def cafe(
     def global_direction_of(head: Tree, side: Tree) -> Array:
         return direction_of(side if averages_features else _kernel(head).T)
 
-    def train(visit: Visit) -> Trained:
+    def gradient_from(visit: Visit) -> LocalGradFn:
         received = visit.message.variables
         global_direction = global_direction_of(received.params.head, visit.message.side)
         kernel = _kernel(received.params.head)
@@ -444,23 +444,35 @@ def cafe(
             carry = _History(history.total + now, count, mean)
             return Step(grads, stats_after, {"loss": value}, carry=carry)
 
+        return grad_fn
+
+    def start(visit: Visit) -> Local:
+        received = visit.message.variables
+        kernel = _kernel(received.params.head)
         mean = jnp.zeros_like(kernel[:, 0]) if averages_features else ()
         nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()), mean)
-        start = work.init(received)._replace(carry=nothing)
-        return train_local(grad_fn, start, visit.shard, visit.key)
+        return work.init(received)._replace(carry=nothing)
 
-    side = averaging.NOTHING
+    side = None
     if averages_features:
         weight = aggregators.weight_of(weighting)
         side = averaging.SideState(
             init=lambda setup: jnp.zeros_like(_kernel(setup.variables.params.head)[:, 0]),
             send=lambda mean: mean,
             upload=lambda visit, trained: (trained.local.carry.features, ()),
-            aggregate=(aggregators.mean(weight), aggregators.weight_sum(weight)),
+            aggregate=aggregators.combine(
+                (aggregators.mean(weight), aggregators.weight_sum(weight))
+            ),
             update=lambda old, new, delta: jnp.where(new[1] > 0, new[0], old),
         )
-    training = averaging.averaging_of(
-        model, train, server_optimizer=server_optimizer, weighting=weighting, side=side
+    training = averaging.averaging(
+        model,
+        local.seeing_local(work),
+        gradient_from,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        start=start,
+        side=side,
     )
 
     def init_server(setup: Setup) -> servers.Server:

@@ -25,8 +25,8 @@ from fedjax_inv.types import (
     Batch,
     Loss,
     Model,
+    Reply,
     Step,
-    Trained,
     Variables,
     Visit,
     Work,
@@ -62,7 +62,18 @@ def ditto(
     checks.record("work", work, Work)
     risk_gradient = averaging.gradient(model, loss)
 
-    def train(visit: Visit) -> Trained:
+    training = averaging.averaging(
+        model,
+        work,
+        lambda visit: risk_gradient,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        init_client=lambda server, who: averaging.Own(server.variables, jnp.bool_(False)),
+        serve=lambda server, own: averaging.variables_of(own, server.variables),
+    )
+    (exchange,) = training.exchanges
+
+    def client(visit: Visit) -> Reply:
         received: Variables = visit.message.variables
 
         def near_gradient(variables: Variables, batch: Batch, key: Array) -> Step:
@@ -71,19 +82,10 @@ def ditto(
             grads = proximal_gradient(step.grads, params, received.params, proximal)
             return step._replace(grads=grads)
 
-        trained = work.run(risk_gradient, work.init(received), visit.shard, visit.key)
+        reply = exchange.client(visit)
         own_key = jax.random.fold_in(visit.key, 2)  # 0 and 1 are in the training of w
         own = work.run(near_gradient, work.init(visit.own.variables), visit.shard, own_key)
-        metrics = {**trained.metrics, "personal_loss": own.metrics["loss"]}
-        local = trained.local._replace(carry=own.local.variables)
-        return trained._replace(local=local, metrics=metrics)
+        metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
+        return Reply(averaging.Own(own.local.variables, jnp.bool_(True)), reply.upload, metrics)
 
-    return averaging.averaging_of(
-        model,
-        train,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
-        init_client=lambda server, who: averaging.Own(server.variables, jnp.bool_(False)),
-        remember=lambda visit, trained: averaging.Own(trained.local.carry, jnp.bool_(True)),
-        serve=lambda server, own: averaging.kept(own, server.variables),
-    )
+    return training._replace(exchanges=(exchange._replace(client=client),))

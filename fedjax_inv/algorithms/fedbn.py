@@ -112,7 +112,7 @@ def fedbn(
         return work.init(combine(visit.own.variables, visit.message.variables))
 
     def serve(server: servers.Server, own: averaging.Own) -> Variables:
-        return combine(averaging.kept(own, server.side), server.variables)
+        return combine(averaging.variables_of(own, server.side), server.variables)
 
     def mean_of(old: Variables, aggregated: Tree, delta: Variables) -> Variables:
         del delta
@@ -137,7 +137,9 @@ def fedbn(
             init=lambda setup: local_part(setup.variables),
             send=lambda mean: (),
             upload=lambda visit, trained: (local_part(trained.local.variables), ()),
-            aggregate=(aggregators.mean(weight), aggregators.weight_sum(weight)),
+            aggregate=aggregators.combine(
+                (aggregators.mean(weight), aggregators.weight_sum(weight))
+            ),
             update=mean_of,
         ),
     )

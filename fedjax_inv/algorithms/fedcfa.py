@@ -369,7 +369,7 @@ def fedcfa(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        side=side if swaps else averaging.NOTHING,
+        side=side if swaps else None,
     )
 
     def init_server(setup: Setup) -> Tree:

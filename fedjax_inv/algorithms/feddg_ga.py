@@ -193,7 +193,7 @@ def feddg_ga(
     training = Exchange(
         lambda server: Message(server.variables, server.side.of_clients),
         train,
-        Upload(aggregators.total(), aggregators.total()),
+        aggregators.total(),
         average,
     )
     measuring = Exchange(

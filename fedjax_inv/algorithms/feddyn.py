@@ -124,6 +124,6 @@ def feddyn(
         weighting="uniform",
         init_client=lambda server, who: optax.tree.zeros_like(server.side.mean),
         remember=remember,
-        side=averaging.NOTHING._replace(init=init, aggregate=aggregators.count(), update=update),
+        side=averaging.SideState(init=init, aggregate=aggregators.count(), update=update),
         server_delta=server_delta,
     )

@@ -102,6 +102,6 @@ def fedgma(
         params = jax.tree.map(lambda d, sign: d * mask(sign, agreement), delta.params, signs)
         return servers.update(server_optimizer, server, delta._replace(params=params))
 
-    aggregate = mean_and_sign(weight), aggregators.weight_sum(weight)
+    aggregate = aggregators.combine((mean_and_sign(weight), aggregators.weight_sum(weight)))
     exchange = Exchange(lambda server: server.variables, client, aggregate, update)
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

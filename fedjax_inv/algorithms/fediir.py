@@ -156,7 +156,7 @@ def fediir(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        side=averaging.NOTHING._replace(
+        side=averaging.SideState(
             init=lambda setup: optax.tree.zeros_like(setup.variables.params.head),
             send=lambda mean_grads: mean_grads,
             update=lambda mean_grads, nothing, delta: mean_grads,

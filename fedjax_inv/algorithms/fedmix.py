@@ -225,7 +225,7 @@ def fedmix(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
-        side=averaging.NOTHING._replace(
+        side=averaging.SideState(
             init=init, send=all_rows, update=lambda means, nothing, delta: means
         ),
     )

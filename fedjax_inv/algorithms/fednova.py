@@ -150,6 +150,6 @@ def fednova(
         return servers.update(server_optimizer, server, delta)
 
     over = aggregators.mean(weight)
-    aggregate = Upload(over, over, over, aggregators.weight_sum(weight))
+    aggregate = aggregators.combine(Upload(over, over, over, aggregators.weight_sum(weight)))
     exchange = Exchange(lambda server: server.variables, client, aggregate, update)
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

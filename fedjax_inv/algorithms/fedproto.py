@@ -13,6 +13,7 @@ share_weights is false. The paper leaves open, and we chose: the last prototype 
 while no client sends one; where a number of steps ends within a pass, the means are of its part.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from fedjax_inv.types import (
     Facts,
     Halves,
     Local,
+    LocalGradFn,
     Loss,
     Model,
     Setup,
@@ -157,9 +159,8 @@ def fedproto(
     checks.function("loss", loss)
     checks.boolean("share_weights", share_weights)
     checks.real("penalty", penalty)
-    train_local = local.seeing_local(work)
 
-    def train(visit: Visit) -> Trained:
+    def gradient_from(visit: Visit) -> LocalGradFn:
         known: Prototypes = visit.message.side
         num_classes = known.mean.shape[0]
 
@@ -194,11 +195,13 @@ def fedproto(
             )
             return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
 
-        none = _Pass(
-            jnp.zeros_like(known.mean), jnp.zeros(num_classes, known.mean.dtype), jnp.int32(0)
-        )
-        start = work.init(visit.message.variables if share_weights else visit.own)
-        return train_local(grad_fn, start._replace(carry=none), visit.shard, visit.key)
+        return grad_fn
+
+    def start(visit: Visit) -> Local:
+        mean = visit.message.side.mean
+        none = _Pass(jnp.zeros_like(mean), jnp.zeros(mean.shape[:1], mean.dtype), jnp.int32(0))
+        variables = visit.message.variables if share_weights else visit.own
+        return work.init(variables)._replace(carry=none)
 
     def init(setup: Setup) -> _State:
         params, stats = setup.variables
@@ -235,19 +238,22 @@ def fedproto(
         aggregate=aggregators.total(),
         update=update,
     )
-    if share_weights:
-        return averaging.averaging_of(
-            model, train, server_optimizer=server_optimizer, weighting=weighting, side=side
-        )
-    algorithm = averaging.averaging_of(
+    family = partial(
+        averaging.averaging,
         model,
-        train,
+        local.seeing_local(work),
+        gradient_from,
         server_optimizer=server_optimizer,
         weighting=weighting,
+        start=start,
+        side=side,
+    )
+    if share_weights:
+        return family()
+    algorithm = family(
         init_client=lambda server, who: server.side.initial,
         remember=lambda visit, trained: trained.local.variables,
         shared=lambda variables: Variables(Halves((), ()), Halves((), ())),
         serve=lambda server, own: own,
-        side=side,
     )
     return algorithm._replace(network=lambda server: server.side.initial)

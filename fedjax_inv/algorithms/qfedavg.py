@@ -137,11 +137,13 @@ def qfedavg(
     exchange = Exchange(
         lambda server: server.variables,
         client,
-        Upload(
-            aggregators.total(),
-            aggregators.total(),
-            aggregators.mean(aggregators.uniform),
-            aggregators.count(),
+        aggregators.combine(
+            Upload(
+                aggregators.total(),
+                aggregators.total(),
+                aggregators.mean(aggregators.uniform),
+                aggregators.count(),
+            )
         ),
         update,
     )

@@ -122,7 +122,7 @@ def vrex(
         server_optimizer=server_optimizer,
         weighting="uniform",
         init_client=lambda server, who: Own(jnp.zeros(()), jnp.int32(-1)),
-        side=averaging.NOTHING._replace(
+        side=averaging.SideState(
             init=lambda setup: jnp.zeros(()),
             send=lambda mean: mean,
             update=lambda mean, nothing, delta: mean,

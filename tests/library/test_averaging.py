@@ -157,7 +157,9 @@ def toy() -> Algorithm:
             init=keep,
             send=lambda kept: 1 + kept["scale"] / 8,
             upload=lambda visit, trained: (trained.average["b"], trained.num_steps),
-            aggregate=(aggregators.mean(aggregators.uniform), aggregators.total()),
+            aggregate=aggregators.combine(
+                (aggregators.mean(aggregators.uniform), aggregators.total())
+            ),
             update=update,
         ),
     )

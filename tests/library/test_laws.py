@@ -99,7 +99,7 @@ BUGS_OF_TRACES: dict[str, tuple[Any, str]] = {
         "a_round_can_be_traced",
     ),
     "changes the message in place": (
-        hooked(side=averaging.NOTHING._replace(init=changes_the_message)),
+        hooked(side=averaging.SideState(init=changes_the_message)),
         "a_round_can_be_traced",
     ),
     "counts in Python": (
