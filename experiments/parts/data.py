@@ -48,9 +48,9 @@ class Data:
     dataset: str = flag(
         "digits",
         "digits, moved_digits (nine copies of each, moved by a pixel), dsprites, a TFDS name, or "
-        "the path of an .npz, of a folder of images, of Tiny-ImageNet, of LEAF's FEMNIST (.json), "
-        "of Sentiment140 (.csv), of a table (.csv or .parquet) or of a folder of x.npy, "
-        "y.npy and others, whose x is mapped into memory.",
+        "the path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of Sentiment140 "
+        "(.csv), of a table (.csv or .parquet) or of a folder of x.npy, y.npy and others, whose x "
+        "is mapped into memory.",
     )
     target_column: tuple[str, ...] = flag(
         ("target",), "The column of a table's targets; several with commas."

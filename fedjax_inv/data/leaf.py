@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _SIDE = 28
-_KEYS = ("users", "user_data")
 
 
 def files(path: Path) -> list[tuple[Path, bool]]:
@@ -58,67 +58,40 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
             test.append(np.full(len(labels), is_test))
             users += [user] * len(labels)
     if not users:
-        raise UsageError("found", str(found[0][0]), "must hold at least one example")
+        raise UsageError(str(found[0][0]), ..., "must hold at least one example")
     labels = np.concatenate(y)
-    return Dataset(
-        np.concatenate(x),
-        labels,
-        CLASSES,
-        np.zeros(len(labels), np.int32),
-        ("all",),
-        np.concatenate(test),
-        user=np.unique(users, return_inverse=True)[1].astype(np.int32),
-    )
+    domain = np.zeros(len(labels), np.int32)
+    user = np.unique(users, return_inverse=True)[1].astype(np.int32)
+    images, is_test = np.concatenate(x), np.concatenate(test)
+    return Dataset(images, labels, CLASSES, domain, ("all",), is_test, user=user)
 
 
 def _read(file: Path) -> dict[str, Any]:
     """Return the record of each user of a file."""
-    if not file.is_file():  # reading a pipe would wait for its writer
-        raise UsageError("found", str(file), "must be a file")
     needed = "must be LEAF's json, with users and user_data of each of them"
     try:
+        if not file.is_file():  # reading a pipe would wait for its writer
+            raise ValueError("it is no file")
         record = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError("found", str(file), f"{needed}; {error}") from None
-    users, data = (record.get(k) if isinstance(record, dict) else None for k in _KEYS)
-    if not isinstance(users, list) or not isinstance(data, dict):
-        raise UsageError("found", str(file), needed)
-    lacking = [user for user in users if not isinstance(user, str) or user not in data]
-    if lacking:
-        raise UsageError("found", str(file), f"{needed}; user {lacking[0]!r} has no data")
-    return {user: data[user] for user in users}
+        return {user: record["user_data"][user] for user in record["users"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(str(file), ..., f"{needed}: {checks.one_line(error)}") from None
 
 
 def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return images [n, 28, 28, 1] and labels [n] of a user.
-
-    Args:
-      file: the file of the record, for errors.
-      user: the user's name, for errors.
-      record: lists x and y.
-
-    Raises:
-      UsageError: for any other record.
-    """
+    """Return images [n, 28, 28, 1] and labels [n] of a user, whose record has lists x and y."""
     try:
         pixels, labels = np.asarray(record["x"], np.float32), np.asarray(record["y"])
+        if labels.size == 0:  # lists without numbers are of floating point
+            pixels, labels = pixels.reshape(-1, _SIDE**2), labels.astype(int)
+        is_image = pixels.shape == (len(labels), _SIDE**2) and labels.dtype.kind in "iu"
+        fits = is_image and np.isin(labels, range(len(CLASSES))).all()
+        fits = fits and ((pixels >= 0) & (pixels <= 1)).all()
     except (ValueError, TypeError, KeyError, OverflowError):
-        pixels, labels = np.empty(0, np.float32), np.empty(0)
-    fits = (
-        labels.ndim == 1
-        and pixels.shape == (len(labels), _SIDE**2)
-        and labels.dtype.kind in "iu"
-        and (pixels >= 0).all()
-        and (pixels <= 1).all()
-        and (labels >= 0).all()
-        and (labels < len(CLASSES)).all()
-    )
+        fits = False
     if not fits:
-        raise UsageError(
-            "found",
-            str(file),
-            f"user {user!r} must have x, lists of {_SIDE**2} numbers between 0 and "
-            f"1, and as many y, integers in 0..{len(CLASSES) - 1}, at least one",
-        )
+        text = f"user {user!r} must have x, lists of {_SIDE**2} numbers between 0 and 1, "
+        text += f"and as many y, integers in 0..{len(CLASSES) - 1}"
+        raise UsageError(str(file), ..., text)
     levels = np.rint(pixels * 255).astype(np.uint8)
     return levels.reshape(-1, _SIDE, _SIDE, 1), labels.astype(np.int32)

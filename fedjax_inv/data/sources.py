@@ -1,45 +1,38 @@
 """Sources of data sets: scikit-learn's digits, TFDS, local files and folders."""
 
-import contextlib
 import csv
 import difflib
 import functools
 import importlib.util
-import json
-import logging
 import os
 import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dsprites, leaf, tables, text
-from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.dataset import Dataset
 
-if TYPE_CHECKING:
-    from PIL import Image
+# Optional packages are imported where they are used: the core works without them.
 
-# Optional packages are imported where they are used: the core works without them, and importing
-# one takes longer than loading a cached data set.
-
-_LOG = logging.getLogger("fedjax_inv")
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 # Of images. For others, such as EPS, Pillow starts another program.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
-_KEYS = ("x", "y", "domain", "client", "test")  # the arrays of an .npz file that are read
-# Errors that reading a damaged .npz file raises.
-_DAMAGES = (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+_KEYS = ("x", "y", "domain", "client", "test")  # the arrays that are read
+# What readers raise for content that does not fit; the warnings are pandas' of too long lines.
+_UNFIT = (ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError)
+_UNFIT = (*_UNFIT, zipfile.BadZipFile, zlib.error, Warning)
 # Pillow's modes of more than 8 bits, which a conversion would clip.
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
+_BATCH = 1000  # records of TFDS that are read at once
 
 
 def load(
@@ -57,31 +50,20 @@ def load(
 
     Args:
       name: one of
-        - "digits": scikit-learn's 1,797 grey images of 8x8 pixels, which need no file;
-        - "moved_digits": nine copies of each, moved by a pixel up, down, left, right or both ways
-          on 10x10 pixels: 16,173 images, of which `original` tells the copies of one digit;
-        - "dsprites": squares and ellipses, rendered by `dsprites.load`, which need no file;
+        - "digits": scikit-learn's 1,797 grey images of 8x8 pixels;
+        - "moved_digits": nine copies of each, moved by at most a pixel down and right, on 10x10
+          pixels, of which `original` tells the copies of one digit;
+        - "dsprites": squares and ellipses, rendered by `dsprites.load`;
         - an image-classification data set of TFDS, such as "mnist", "emnist/letters" or
-          "mnist:3.0.1", with its train and test splits. Without a version, it is the highest
-          prepared one. It is decoded once, then cached in that version's folder;
-        - the path of an `.npz` file with x [M, ...], y and optionally domain and client, [M]
-          integers or strings, and test [M] bool. Clients are the users. Other arrays are not read.
-          y are classes, [M] integers, which become 0..K-1 in increasing order; labels, [M, K]
-          bool; or values, [M] or [M, K] floating. uint8 x with three axes or more are images
-          [M, height, width] or [M, height, width, channels], which networks see in [0, 1]; other
-          numbers become float32;
-        - the path of a table, a `.csv` or `.parquet` file, as `tables.table` reads it;
-        - the path of a `.csv` file of Sentiment140, as `text.sentiment140` reads it, with users. It
-          is known by its first line, which has six fields, and is no table's line of names: it
-          starts with a whole number, or ends with Sentiment140's own names user and text;
-        - the path of LEAF's FEMNIST, as `leaf.femnist` reads it, with users: a `.json` file, or a
-          folder of them. Folders train and test in it are the splits;
-        - the path of a folder of these arrays as files, `x.npy`, `y.npy` and so on; x is mapped
-          into memory, so that it may be larger;
-        - the path of Tiny-ImageNet: a folder of `train/class/images/file` and of `val/images` with
-          `val/val_annotations.txt`, which is the test split;
-        - the path of a folder of images `domain/class/file` (the layout of PACS and VLCS).
-        Images in folders have 8 bits a channel; they become RGB unless all are grey.
+          "mnist:3.0.1", by default in its highest prepared version;
+        - the path of an `.npz` file, or of a folder of files x.npy, y.npy and so on, of which x is
+          mapped into memory: see `of_arrays`;
+        - the path of a table, a `.csv` or `.parquet` file: see `tables.table`;
+        - the path of a `.csv` file of Sentiment140, with users: see `text.sentiment140`. Its first
+          line has six fields, and starts with a whole number or ends with user and text;
+        - the path of LEAF's FEMNIST, with users: a `.json` file, or a folder of them, in which
+          folders train and test are the splits;
+        - the path of a folder of images `domain/class/file`, as in PACS and VLCS.
       data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
       image_size: the height and width in pixels to which the images of a folder are resized.
       num_images: how many images of "dsprites" are rendered; by default 20,000.
@@ -94,127 +76,52 @@ def load(
       The data set on the host.
 
     Raises:
-      UsageError: if there is no such data set, if it is not prepared, or if its content does not
-        fit.
+      UsageError: if there is no such data set, or if its content does not fit.
       ImportError: if a package that reads it is missing.
     """
-    if not isinstance(name, str) or not name:
-        raise UsageError("name", name, "must be the name or the path of a data set")
+    vocabulary = text.VOCABULARY if vocabulary is None else vocabulary
+    length = text.TEXT_LENGTH if text_length is None else text_length
+    checks.integer("vocabulary", vocabulary, len(text.SPECIAL) + 1)
     tfds_dir = _tfds_dir(data_dir)
-    prepared = _prepared(name, tfds_dir)
     path = Path(name).expanduser()
-    # Names go before paths: a folder "mnist" in the working directory must not hide the data set.
-    is_path = name not in NEEDS_NO_FILE and prepared is None
-    # Path.is_dir and Path.is_file would raise OSError for a name that is too long.
-    is_folder = is_path and os.path.isdir(path)
-    is_file = is_path and os.path.isfile(path)
-    is_text = is_file and path.suffix == ".csv" and _is_sentiment140(path)
-    is_table = is_file and path.suffix in tables.SUFFIXES and not is_text
-    is_mapped = is_folder and os.path.isfile(path / "x.npy")
-    of_leaf = leaf.files(path) if is_path and not is_mapped else []
-    if is_path and not (is_folder or is_file):
-        is_of_file = path.suffix in FILES
-        missing = "must be a file, there is none" if is_of_file else _not_found(name, tfds_dir)
-        raise UsageError("name", name, missing)
-    for setting, value, fits, needed in (
-        ("image_size", image_size, is_folder and not (of_leaf or is_mapped), "a folder of images"),
-        ("num_images", num_images, name == "dsprites", "rendered"),
-        ("vocabulary", vocabulary, is_text, "texts"),
-        ("text_length", text_length, is_text, "texts"),
-        ("roles", roles, is_table, "a table"),
-        ("like", like, is_table, "a table"),
-    ):
-        if value is not None and not fits:
-            shown = value if isinstance(value, int) else ...
-            raise UsageError(setting, shown, f"must be left out for data that are not {needed}")
+    try:
+        # Names go before paths: a folder "mnist" in the working directory must not hide the data.
+        if name in NEEDS_NO_FILE:
+            return _made(name, num_images)
+        if prepared := _prepared(name, tfds_dir):
+            return _tfds(prepared)
+        if os.path.isdir(path):  # Path.is_dir would raise OSError for a name that is too long
+            return _folder(path, image_size)
+        if os.path.isfile(path) and path.suffix in FILES:
+            return _file(path, vocabulary, length, roles, like)
+        raise ValueError(_not_found(name, tfds_dir))
+    except UsageError:
+        raise
+    except ImportError as error:
+        raise ImportError(f"{name=}: {error}: pip install 'fedjax_inv[experiments]'") from error
+    except _UNFIT as error:
+        raise UsageError("name", name, checks.one_line(error)) from None
+
+
+def _made(name: str, num_images: int | None) -> Dataset:
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
-    if is_mapped:
-        dataset = _npy(path)
-    elif of_leaf:
-        with _of_load(name):
-            dataset = leaf.femnist(of_leaf)
-    elif is_folder and _is_tiny_imagenet(path):
-        dataset = _tiny_imagenet(path, image_size)
-    elif is_folder:
-        dataset = _image_folder(path, image_size)
-    elif is_table:
-        with _of_load(name):
-            dataset = tables.table(path, roles, like=like)
-    elif is_text:
-        size = text.VOCABULARY if vocabulary is None else vocabulary
-        length = text.TEXT_LENGTH if text_length is None else text_length
-        with _of_load(name):
-            dataset = text.sentiment140(path, size, length)
-    elif name == "digits":
-        dataset = _digits()
-    elif name == "moved_digits":
-        dataset = _moved(_digits())
-    elif prepared is not None:
-        dataset = _tfds(name, prepared)
-    elif path.suffix == ".npz":
-        dataset = _npz(path)
-    else:
-        raise UsageError("name", name, _not_found(name, tfds_dir))
-    try:
-        check_dataset(dataset)
-    except UsageError as error:
-        raise UsageError("name", name, str(error)) from None
-    return dataset
-
-
-# Arguments of readers of one format -> those of `load`.
-_OF_LOAD = {
-    "found": "name",
-    "path": "name",
-    "folder": "name",
-    "vocabulary_size": "vocabulary",
-    "length": "text_length",
-}
-
-
-@contextlib.contextmanager
-def _of_load(name: str) -> Iterator[None]:
-    """Turn a reader's errors into errors about the arguments of `load`, or about a file inside."""
-    try:
-        yield
-    except UsageError as error:
-        argument = _OF_LOAD.get(str(error.argument), str(error.argument))
-        value, allowed = error.value, error.allowed
-        if argument == "name":
-            file = str(value)
-            is_inside = Path(file) != Path(name).expanduser()
-            argument, value = (file, ...) if is_inside else ("name", name)
-        raise UsageError(argument, value, allowed, **error.others) from None
-
-
-@contextlib.contextmanager
-def _experiments_extra() -> Iterator[None]:
-    """Add the command that installs the package to the error of an import."""
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-
-
-def _digits() -> Dataset:
-    images, labels = _read_digits()
+    images, labels = _digits()
     x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
-    return _one_domain(x, labels, map(str, range(10)), np.zeros(len(x), bool))
+    digits = _one_domain(x, labels, [*map(str, range(10))], np.zeros(len(x), bool))
+    return digits if name == "digits" else _moved(digits)
 
 
 @functools.cache  # a study loads them for each row
-def _read_digits() -> tuple[np.ndarray, np.ndarray]:
-    sklearn = importlib.util.find_spec("sklearn")
-    wheel = Path(sklearn.origin).parent if sklearn and sklearn.origin else Path()
-    path = wheel / "datasets" / "data" / "digits.csv.gz"
-    if path.is_file():  # importing scikit-learn takes a second, reading its file does not
-        table = np.loadtxt(path, delimiter=",")
-        return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-    with _experiments_extra():
-        from sklearn.datasets import load_digits
-
-    return load_digits().images, load_digits().target
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Read scikit-learn's file; importing the package takes a second."""
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise ImportError("digits need scikit-learn")
+    table = np.loadtxt(
+        Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=","
+    )
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
 
 
 def _moved(dataset: Dataset) -> Dataset:
@@ -229,25 +136,53 @@ def _moved(dataset: Dataset) -> Dataset:
     return moved._replace(original=np.repeat(np.arange(count, dtype=np.int32), 9))
 
 
-def _one_domain(x: np.ndarray, y: np.ndarray, classes: Iterable[str], test: np.ndarray) -> Dataset:
+def _one_domain(x: np.ndarray, y: np.ndarray, classes: Sequence[str], test: np.ndarray) -> Dataset:
     domain = np.zeros(len(y), np.int32)
     return Dataset(x, y.astype(np.int32), tuple(classes), domain, ("all",), test)
 
 
-def may_be_prepared(name: str) -> bool:
-    """Return whether a name could be that of a TFDS data set."""
-    checks.record("name", name, str)
-    return name not in NEEDS_NO_FILE and _tfds_name(name) is not None
+def _folder(path: Path, image_size: int | None) -> Dataset:
+    if (path / "x.npy").exists():
+        return _npy(path)
+    if of_leaf := leaf.files(path):
+        return leaf.femnist(of_leaf)
+    return _image_folder(path, image_size)
 
 
-def _tfds_name(name: str) -> re.Match[str] | None:
-    """Match a name of TFDS, with the groups (name and configuration, version)."""
-    return re.fullmatch(r"(\w{1,100}(?:/[\w.-]{1,100})?)(?::(\d+\.\d+\.\d+))?", name)
+def _file(
+    path: Path, vocabulary: int, length: int, roles: tables.Roles | None, like: Dataset | None
+) -> Dataset:
+    if path.suffix == ".npz":
+        return _npz(path)
+    if path.suffix == ".json":
+        return leaf.femnist(leaf.files(path))
+    if path.suffix == ".csv" and _is_sentiment140(path):
+        return text.sentiment140(path, vocabulary, length)
+    return tables.table(path, roles, like=like)
+
+
+def _is_sentiment140(path: Path) -> bool:
+    """Return whether a .csv file is Sentiment140 and no table, by its first line."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        try:
+            first = next(csv.reader(file), [])
+        except csv.Error:
+            return False
+    is_headed = tuple(first[-2:]) == text.COLUMNS[-2:]
+    return len(first) == len(text.COLUMNS) and (first[0].isdecimal() or is_headed)
+
+
+# TFDS
+
+
+def _tfds_dir(data_dir: str | None) -> Path:
+    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(folder).expanduser()
 
 
 def _prepared(name: str, tfds_dir: Path) -> Path | None:
     """Return the folder of the highest prepared version of a TFDS data set, or None."""
-    match = _tfds_name(name)
+    match = re.fullmatch(r"(\w{1,100}(?:/[\w.-]{1,100})?)(?::(\d+\.\d+\.\d+))?", name)
     if match is None:
         return None
     folder, version = match.groups()
@@ -259,16 +194,16 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 def _not_found(name: str, tfds_dir: Path) -> str:
     """Return the text of the error for an unknown name, which says how to get a data set."""
-    try:
-        with _experiments_extra():
-            import tensorflow_datasets as tfds
-    except ImportError as error:
-        text = "is no file, no folder and no built-in data set; for one of TFDS"
-        raise ImportError(f"name={name}: {text}: {error}") from error
+    import tensorflow_datasets as tfds
 
+    path = Path(name).expanduser()
+    if path.suffix in FILES:
+        return "must be a file, there is none"
+    if os.path.isfile(path):
+        return f"must be a file that ends in {', '.join(FILES)} in small letters, unpacked"
     base = re.split("[/:]", name)[0]
-    infos = (tfds_dir / name).glob("*/*/dataset_info.json") if may_be_prepared(name) else ()
-    configs = sorted({f"{name}/{info.parent.parent.name}" for info in infos})
+    infos = tfds_dir.glob(f"{base}/*/*/dataset_info.json") if base else ()
+    configs = sorted({f"{base}/{info.parent.parent.name}" for info in infos})
     if configs:
         return f"must name its configuration, one of {', '.join(configs)}"
     # Without community data sets, whose list would be downloaded.
@@ -276,210 +211,122 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     if base in names:
         command = f"tfds build {name} --file_format=array_record --data_dir={tfds_dir}"
         return f"must be prepared: run `{command}` (pip install 'fedjax_inv[prepare]')"
-    near = (
-        ", ".join(difflib.get_close_matches(base, ["digits", *names])) or "digits, mnist, cifar10"
-    )
-    if os.path.isfile(os.path.expanduser(name)):  # false for impossible names
-        endings = ", ".join(FILES)
-        return f"must be a data set, a file that ends in {endings} in small letters, unpacked"
+    near = difflib.get_close_matches(base, [*NEEDS_NO_FILE, *names]) or ["digits", "mnist"]
     return (
-        f"must be a data set, did you mean {near}? "
-        "Or the path of an .npz file, of a table (.csv, .parquet), of a folder domain/class/image "
-        "or of x.npy and y.npy, of Sentiment140's .csv or of LEAF's .json"
+        f"must be a data set, did you mean {', '.join(near)}? Or the path of an .npz file, of a "
+        "table (.csv, .parquet), of a folder domain/class/image or of x.npy and y.npy, of "
+        "Sentiment140's .csv or of LEAF's .json"
     )
 
 
-def _tfds(name: str, folder: Path) -> Dataset:
-    """Read a prepared TFDS data set, from its cache if there is one."""
-    cache = folder / "fedjax_inv.npz"
-    if cache.exists():
-        try:
-            with np.load(cache) as arrays:
-                dataset = _one_domain(
-                    arrays["x"], arrays["y"], map(str, arrays["classes"]), arrays["test"]
-                )
-            check_dataset(dataset)
-            return dataset
-        except Exception as error:  # whatever is wrong with the cache, it can be built again
-            _LOG.warning("%s cannot be read (%s): decoding %s again", cache, error, name)
-    dataset = _decode(name, folder)
-    # Written under another name first, so that another process never reads half a file.
-    partial = cache.with_name(f"{cache.name}.{os.getpid()}")
+@functools.lru_cache(1)  # a study loads one for each row, and to decode it takes seconds
+def _tfds(folder: Path) -> Dataset:
+    """Read a prepared TFDS data set of images with its splits train and test."""
+    import tensorflow_datasets as tfds
+
+    _check_features(folder / "features.json")
     try:
-        with open(partial, "wb") as file:
-            np.savez(file, x=dataset.x, y=dataset.y, classes=dataset.classes, test=dataset.test)
-        os.replace(partial, cache)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        warnings.warn(f"{name=} is decoded but not cached: {error}", stacklevel=3)
-    return dataset
+        builder = tfds.builder_from_directory(folder)
+        features, splits = dict(builder.info.features), builder.info.splits
+        image, label = features.get("image"), features.get("label")
+        is_image = isinstance(image, tfds.features.Image) and None not in image.shape
+        is_known = is_image and isinstance(label, tfds.features.ClassLabel)
+        if not is_known or image.np_dtype != np.uint8 or "train" not in splits:
+            text = "must have features image (uint8, of one size) and label (a class) and a split "
+            text += f"train, it has {', '.join(sorted(features))} and {', '.join(splits)}"
+            raise UsageError(str(folder), ..., text)
+        parts = [builder.as_data_source(split) for split in ("train", "test") if split in splits]
+        sizes = [len(part) for part in parts]
+        x, y = np.empty((sum(sizes), *image.shape), np.uint8), np.empty(sum(sizes), np.int32)
+        at = 0
+        for part in parts:
+            for first in range(0, len(part), _BATCH):
+                rows = [*range(first, min(first + _BATCH, len(part)))]
+                for record in part.__getitems__(rows):  # faster than one by one
+                    x[at], y[at], at = record["image"], record["label"], at + 1
+    except UsageError:
+        raise
+    except Exception as error:  # of many types, such as RuntimeError and ParseError
+        text = "must be whole, in the array_record format: delete it and prepare it again"
+        raise UsageError(str(folder), ..., f"{text} ({checks.one_line(error)})") from None
+    return _one_domain(x, y, [*map(str, label.names)], np.arange(len(y)) >= sizes[0])
 
 
-def _decode(name: str, folder: Path) -> Dataset:
-    builder, shape, classes = _builder(name, folder)
-    rows = [
-        _rows(name, folder, builder, split)
-        for split in ("train", "test")
-        if split in builder.info.splits
-    ]
-    sizes = [len(source) for source in rows]
-    _LOG.info("decoding %d images of %s, once", sum(sizes), name)
-    x = np.empty((sum(sizes), *shape), np.uint8)
-    y = np.empty(sum(sizes), np.int32)
-    for i, example in enumerate(example for source in rows for example in source):
-        x[i], y[i] = example["image"], example["label"]
-    return _one_domain(x, y, classes, np.arange(len(y)) >= sizes[0])
+def _check_features(path: Path) -> None:
+    """Raise UsageError if a data set names features of others: TFDS would import their modules."""
+    content = path.read_text() if path.is_file() else "\\u"
+    kinds = re.findall(r"(?:class_?name|\btype)\W+([\w.]+)", content, re.IGNORECASE)
+    others = [kind for kind in kinds if not kind.startswith("tensorflow_datasets.")]
+    if others or "\\u" in content:  # an escape may hide a name
+        text = f"must be there, with features of TFDS alone, not {', '.join(others)}"
+        raise UsageError(str(path), ..., text)
 
 
-def _builder(name: str, folder: Path) -> tuple[Any, tuple[int, ...], tuple[str, ...]]:
-    """Return TFDS's builder of a prepared data set of images, their shape, and the classes."""
-    with _experiments_extra():
-        import tensorflow_datasets as tfds
-
-    _check_features(name, folder / "features.json")
-    builder = tfds.builder_from_directory(folder)
-    features, splits = dict(builder.info.features), builder.info.splits
-    image, label = features.get("image"), features.get("label")
-    if (
-        not isinstance(image, tfds.features.Image)
-        or None in image.shape
-        or image.np_dtype != np.uint8
-        or not isinstance(label, tfds.features.ClassLabel)
-        or "train" not in splits
-    ):
-        raise UsageError(
-            "name",
-            name,
-            f"must have features image (uint8, of one size) and label (a class) and a "
-            f"split train, it has {', '.join(sorted(features))} and {', '.join(splits)}",
-        )
-    return builder, image.shape, tuple(map(str, label.names))
-
-
-def _rows(name: str, folder: Path, builder: Any, split: str) -> Sequence[Any]:
-    """Return the examples of a split, decoded where they are read."""
-    try:
-        return builder.as_data_source(split=split)
-    except NotImplementedError:
-        raise UsageError(
-            "name",
-            name,
-            f"must be prepared in the array_record format: delete {folder} and prepare it again",
-        ) from None
-
-
-def _tfds_dir(data_dir: str | None) -> Path:
-    folder = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return Path(folder).expanduser()
-
-
-def _check_features(name: str, path: Path) -> None:
-    """Raise UsageError if a data set has features of classes that TFDS does not define.
-
-    TFDS would import their modules, which runs them.
-    """
-    try:
-        kinds = list(_feature_classes(path.read_text()))
-    except (OSError, ValueError, RecursionError):
-        raise UsageError("name", name, f"must have {path} whole: prepare it again") from None
-    for kind in kinds:
-        if not kind.startswith("tensorflow_datasets."):
-            text = f"must have features of TFDS alone, {path} names the class {kind}"
-            raise UsageError("name", name, text)
-
-
-def _feature_classes(value: Any) -> Iterator[str]:
-    """The names of classes in a text of JSON, whose strings may be such texts themselves."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        yield from _feature_classes(json.loads(value))
-    for key, each in value.items() if isinstance(value, dict) else ():
-        if key in ("pythonClassName", "python_class_name", "type") and isinstance(each, str):
-            yield each
-        yield from _feature_classes(each)
-    for each in value if isinstance(value, list) else ():
-        yield from _feature_classes(each)
-
-
-def _check_keys(name: str, read: Collection[str], others: Collection[str]) -> None:
-    """Raise UsageError for an array that is not read, but whose key is nearly one that is."""
-    for key in others:
-        near = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.7)
-        if near and near[0] not in read:
-            text = f"has an array {key!r}, must be {near[0]!r} to be read, or another name"
-            raise UsageError("name", name, text)
+# arrays
 
 
 def _npz(path: Path) -> Dataset:
-    name = str(path)
-    arrays: dict[str, np.ndarray] = {}
-    key = ""
-    try:
-        with np.load(path) as archive:
-            others = [key for key in archive if key not in _KEYS]
-            for key in filter(archive.__contains__, _KEYS):
-                arrays[key] = archive[key]
-    except MemoryError as error:
-        raise UsageError("name", name, f"must fit into memory: {error}") from None
-    except _DAMAGES as error:
-        reason = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
-        if "Object arrays" in str(error):  # numpy's ValueError
-            saved = (
-                "np.unique(y, return_inverse=True)[1]" if key == "y" else f"np.array({key}, str)"
-            )
-            reason = f", {key} is of Python objects; save texts as {saved}"
-        raise UsageError("name", name, f"must be an .npz file of plain arrays{reason}") from None
-    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
-        raise UsageError("name", name, "must be an .npz file of plain arrays")
-    _check_keys(name, arrays, others)
-    return _of_arrays(name, arrays)
+    with np.load(path) as archive:
+        if not isinstance(archive, Mapping):
+            raise ValueError("must be an .npz file of arrays")
+        return of_arrays(str(path), {key: archive[key] for key in _known(archive)})
 
 
 def _npy(folder: Path) -> Dataset:
-    name = str(folder)
-    arrays: dict[str, np.ndarray] = {}
-    for path in sorted(folder.glob("*.npy")):
-        if path.stem in _KEYS:
-            try:
-                arrays[path.stem] = np.load(path, mmap_mode="r" if path.stem == "x" else None)
-            except _DAMAGES as error:
-                raise UsageError(str(path), ..., f"must be an array: {error}") from None
-    _check_keys(name, arrays, [path.stem for path in folder.glob("*.npy")])
-    return _of_arrays(name, arrays)
+    paths = {path.stem: path for path in sorted(folder.glob("*.npy"))}
+    arrays = {}
+    for key in _known(paths):
+        if not paths[key].is_file():  # reading a pipe would wait for its writer
+            raise UsageError(str(paths[key]), ..., "must be a file")
+        try:
+            arrays[key] = np.load(paths[key], mmap_mode="r" if key == "x" else None)
+        except _UNFIT as error:
+            raise UsageError(str(paths[key]), ..., checks.one_line(error)) from None
+    return of_arrays(str(folder), arrays)
 
 
-def _of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
-    for key in ("x", "y"):
-        if key not in arrays:
-            raise UsageError(
-                "name", name, f"must hold arrays x [M, ...] and y [M], it has no {key}"
-            )
+def _known(keys: Collection[str]) -> list[str]:
+    """Return the keys that are read; ValueError for another one that is nearly one of these."""
+    for key in {*keys} - {*_KEYS}:
+        near = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.7)
+        if near and near[0] not in keys:
+            text = f"has an array {key!r}, must be {near[0]!r} to be read, or another name"
+            raise ValueError(text)
+    return [key for key in _KEYS if key in keys]
+
+
+def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
+    """Make a data set of arrays of M examples; clients are its users.
+
+    Args:
+      name: of the data, for warnings.
+      arrays:
+        x: [M, ...]. uint8 with three axes or more are images [M, height, width] or [M, height,
+          width, channels], which networks see in [0, 1]; other numbers become float32.
+        y: classes, [M] integers, which become 0..K-1 in increasing order; labels, [M, K] bool; or
+          values, [M] or [M, K] floating.
+        domain and client: [M] integers or strings, if there are any.
+        test: [M] bool, if there is one.
+    """
+    lacking = [key for key in ("x", "y") if key not in arrays]
+    if lacking:
+        raise ValueError(f"must hold arrays x [M, ...] and y [M], it has no {lacking[0]}")
     x, y = arrays["x"], arrays["y"]
-    if y.ndim not in {"i": (1,), "u": (1,), "b": (2,), "f": (1, 2)}.get(y.dtype.kind, ()):
-        raise UsageError(
-            "name",
-            name,
-            "y must be integers [M] (classes), bool [M, K] (labels), or floating [M] or [M, K] "
-            f"(values), it is {y.dtype} {y.shape}{checks.for_texts('y', y)}",
-        )
-    if y.size == 0:
-        raise UsageError("name", name, "must hold at least one example")
-    if x.ndim and len(x) != len(y):
-        text = f"x and y must be of one length, they have {len(x)} and {len(y)}"
-        raise UsageError("name", name, text)
-    domain = arrays.get("domain", np.full(len(y), "all"))
-    client = arrays.get("client", domain)
-    test = arrays.get("test", np.zeros(len(y), bool))
-    for key, array, ndim, kinds, needed in (
-        ("x", x, max(x.ndim, 2), "biuf", f"numbers [{len(y)}, ...]"),
-        ("domain", domain, 1, "iuU", f"integers or strings [{len(y)}]"),
-        ("client", client, 1, "iuU", f"integers or strings [{len(y)}]"),
-        ("test", test, 1, "b", f"bool [{len(y)}]"),
-    ):
-        if array.ndim != ndim or len(array) != len(y) or array.dtype.kind not in kinds:
-            raise UsageError(
-                "name", name, f"{key} must be {needed}, it is {array.dtype} {array.shape}"
-            )
+    of_y = {"b": ("b", (2,)), "f": ("f", (1, 2))}.get(y.dtype.kind, ("iu", (1,)))
+    named = ("iuU", (1,), "integers or strings [M]")
+    allowed = {
+        "x": ("biuf", range(2, 99), "numbers [M, ...]"),
+        "y": (*of_y, "integers [M] (classes), bool [M, K] (labels) or floating (values)"),
+        "domain": named,
+        "client": named,
+        "test": ("b", (1,), "bool [M]"),
+    }
+    for key, array in arrays.items():
+        kinds, ndims, needed = allowed[key]
+        fits = array.dtype.kind in kinds and array.ndim in ndims and len(array) == len(y)
+        if not fits or 0 in array.shape:
+            text = f"{key} must be {needed}, of one length M above 0; it is {array.dtype}"
+            raise ValueError(f"{text} {array.shape}{checks.for_texts(key, array)}")
     if x.dtype != np.uint8 or x.ndim == 2:  # features are the numbers themselves
         x = _float32(name, "x", x)
     elif x.ndim == 3:
@@ -489,29 +336,25 @@ def _of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         text += "PyTorch [M, channels, height, width] must be saved as x.transpose(0, 2, 3, 1)"
         warnings.warn(text, stacklevel=3)
     y, classes = _targets(name, y)
-    if y.dtype.kind == "f" and len(np.unique(y)) <= tables.MOST_CLASSES and (y == np.rint(y)).all():
-        warnings.warn(f"{name}: y {tables.FEW_WHOLE}; classes are integers", stacklevel=3)
-    domains, domain = np.unique(domain, return_inverse=True)
-    user = None
-    if "client" in arrays:
-        user = np.unique(client, return_inverse=True)[1].astype(np.int32)
-    return Dataset(
-        x,
-        y,
-        classes,
-        domain.astype(np.int32),
-        tuple(map(str, domains)),
-        test,
-        user=user,
-    )
+    domain, domains = np.zeros(len(y), np.int32), ("all",)
+    if "domain" in arrays:
+        domain, domains = _numbered(arrays["domain"])
+    user = _numbered(arrays["client"])[0] if "client" in arrays else None
+    test = arrays.get("test", np.zeros(len(y), bool))
+    return Dataset(x, y, classes, domain, domains, test, user=user)
+
+
+def _numbered(names: Sequence[str] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the number of each name among the different ones in order, and these."""
+    found, numbers = np.unique(names, return_inverse=True)
+    return numbers.astype(np.int32), tuple(map(str, found))
 
 
 def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # too large numbers become infinite
         numbers = array.astype(np.float32, copy=False)
     if not checks.holds_finite(numbers):
-        text = f"{key} must be finite in float32, it holds NaN or infinity"
-        raise UsageError("name", name, text)
+        raise ValueError(f"{key} must be finite in float32, it holds NaN or infinity")
     if tables.is_rounded(array, numbers):
         warnings.warn(f"{name}: {key} {tables.LARGE_WHOLE}", stacklevel=4)
     return numbers
@@ -521,161 +364,77 @@ def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the targets as `Dataset.y`, and the names of their classes or columns."""
     if y.dtype.kind in "iu":
         if y.min() < 0:
-            raise UsageError("name", name, f"y must be at least 0, its smallest is {y.min()}")
-        classes, y = np.unique(y, return_inverse=True)
-        return y.astype(np.int32), tuple(map(str, classes))
+            raise ValueError(f"y must be at least 0, its smallest is {y.min()}")
+        return _numbered(y)
     num_columns = 1 if y.ndim == 1 else y.shape[1]
     names = ("target",) if num_columns == 1 else tuple(map(str, range(num_columns)))
-    return (y if y.dtype == bool else _float32(name, "y", y)), names
+    if y.dtype == bool:
+        return y, names
+    y = _float32(name, "y", y)
+    if len(np.unique(y)) <= tables.MOST_CLASSES and (y == np.rint(y)).all():
+        warnings.warn(f"{name}: y {tables.FEW_WHOLE}; classes are integers", stacklevel=4)
+    return y, names
+
+
+# images
 
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:
-    name = str(root)
-    files = [
+    found = [
         (domain.name, label.name, file)
-        for domain in visible(root)
-        for label in (visible(domain) if domain.is_dir() else ())
-        for file in (visible(label) if label.is_dir() else ())
+        for domain in _visible(root)
+        for label in (_visible(domain) if domain.is_dir() else ())
+        for file in (_visible(label) if label.is_dir() else ())
     ]
-    if not files:
-        raise UsageError("name", name, "must hold images in folders domain/class/, there are none")
-    x = _decoded(name, [file for _, _, file in files], image_size)
-    domains, domain = np.unique([domain for domain, _, _ in files], return_inverse=True)
-    classes, y = np.unique([label for _, label, _ in files], return_inverse=True)
-    return Dataset(
-        x,
-        y.astype(np.int32),
-        tuple(map(str, classes)),
-        domain.astype(np.int32),
-        tuple(map(str, domains)),
-        np.zeros(len(y), bool),
-    )
-
-
-def _is_sentiment140(path: Path) -> bool:
-    """Return whether a .csv file is Sentiment140 and no table, by its first line."""
-    try:
-        with path.open(encoding="latin-1", newline="") as file:
-            first = next(csv.reader(file), [])
-    except (OSError, csv.Error):  # its reader tells
-        return False
-    return len(first) == len(text.COLUMNS) and (
-        first[0].isdecimal() or tuple(first[-2:]) == text.COLUMNS[-2:]
-    )
-
-
-def _is_tiny_imagenet(root: Path) -> bool:
-    return (root / "train").is_dir() and (root / "val" / "val_annotations.txt").is_file()
-
-
-def _tiny_imagenet(root: Path, image_size: int | None) -> Dataset:
-    """Read Tiny-ImageNet. Classes are named by WordNet's numbers, as words occur twice."""
-    name = str(root)
-    folders = [folder for folder in visible(root / "train") if (folder / "images").is_dir()]
-    files = [(label.name, file) for label in folders for file in visible(label / "images")]
-    if not files:
-        raise UsageError(
-            "name", name, "must hold images in folders train/class/images, there are none"
-        )
-    num_train, annotations = len(files), root / "val" / "val_annotations.txt"
-    for number, line in enumerate(annotations.read_text(errors="replace").splitlines(), 1):
-        file, _, rest = line.partition("\t")
-        label = rest.partition("\t")[0]
-        if not (root / "train" / label / "images").is_dir() or not label:
-            raise UsageError(
-                str(annotations),
-                ...,
-                f"line {number} must be of an image and a class of train, with a "
-                f"tab between, it is {line[:60]!r}",
-            )
-        files.append((label, root / "val" / "images" / file))
-    x = _decoded(name, [file for _, file in files], image_size)
-    classes, y = np.unique([label for label, _ in files], return_inverse=True)
-    return _one_domain(x, y, map(str, classes), np.arange(len(y)) >= num_train)
-
-
-def _decoded(name: str, files: Sequence[Path], image_size: int | None) -> np.ndarray:
-    """Decode the images of a folder `name`: [M, height, width, 1 or 3]."""
+    if not found:
+        raise ValueError("must hold images in folders domain/class/, there are none")
+    domains, labels, files = zip(*found, strict=True)
     if image_size is not None:
-        checks.integer("image_size", image_size, 1, meaning=" pixel")
-    sizes: dict[tuple[int, int], Path] = {}
-    modes: dict[str, Path] = {}
-    for file in files:
-        with image(file) as opened:
-            sizes.setdefault(opened.size, file)
-            modes.setdefault(opened.mode, file)
-    for mode, file in modes.items():
-        check_mode(file, mode)
-    if image_size is None and len(sizes) > 1:
-        (first, one), (second, other) = list(sizes.items())[:2]
-        raise UsageError(
-            "name",
-            name,
-            "must hold images of one size unless image_size is given, "
-            f"{one} is {first} and {other} {second}",
-        )
-    width, height = next(iter(sizes)) if image_size is None else (image_size, image_size)
-    mode = "L" if modes.keys() <= {"1", "L"} else "RGB"
-    needed = len(files) * height * width * len(mode)
-    if image_size is None:
-        checks.memory("name", name, needed, what=f" for images of {width}x{height} pixels")
-    else:
-        checks.memory("image_size", image_size, needed)
-    x = np.empty((len(files), height, width, len(mode)), np.uint8)
+        checks.memory("image_size", image_size, 3 * len(files) * image_size**2)
+    size = None if image_size is None else (image_size, image_size)
+    x, are_grey = np.empty(0), True
     for i, file in enumerate(files):
-        with image(file) as opened:
-            x[i] = resized(opened.convert(mode), (width, height)).reshape(x.shape[1:])
-    return x
+        pixels = image_of(file, size)
+        height, width, channels = pixels.shape
+        if i == 0:
+            needed = 3 * len(files) * height * width
+            what = f" for images of {width}x{height} pixels"
+            checks.memory(str(root), ..., needed, what=what)
+            x = np.empty((len(files), height, width, 3), np.uint8)
+        if pixels.shape[:2] != x.shape[1:3]:
+            text = "must hold images of one size unless image_size is given"
+            text += f", {files[0]} is {x.shape[2]}x{x.shape[1]} and {file} {width}x{height}"
+            raise ValueError(text)
+        x[i] = pixels
+        are_grey &= channels == 1
+    x = x[..., :1].copy() if are_grey else x
+    domain, domains = _numbered(domains)
+    y, classes = _numbered(labels)
+    return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))
 
 
-def image_of(file: Path, size: tuple[int, int], mode: str = "RGB") -> np.ndarray:
-    """Decode a file of an image.
+def _visible(folder: Path) -> list[Path]:
+    """Return what lies in a folder, in the order of names, without hidden files."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def image_of(
+    file: Path, size: tuple[int, int] | None = None, mode: str | None = None
+) -> np.ndarray:
+    """Decode a file of an image, turned as its EXIF data say.
 
     Args:
       file: its path.
-      size: (width, height) to which it is resized.
-      mode: "RGB" or "L".
+      size: (width, height) to which it is resized; by default it stays as it is.
+      mode: "RGB" or "L", grey; by default "RGB" unless the image is grey.
 
     Returns:
       [height, width, 3 or 1] uint8.
 
     Raises:
-      UsageError: for another mode, and if the file is no image of 8 bits a channel that can be
-        decoded.
+      UsageError: if the file is no image of 8 bits a channel that can be decoded.
     """
-    checks.one_of("mode", mode, ("RGB", "L"))
-    with image(file) as opened:
-        check_mode(file, opened.mode)
-        return resized(opened.convert(mode), size).reshape(*size[::-1], len(mode))
-
-
-def check_mode(file: Path, mode: str) -> None:
-    """Raise UsageError if an image of this mode of Pillow has more than 8 bits a channel."""
-    if mode in _DEEP_MODES:
-        raise UsageError(str(file), ..., f"must have 8 bits a channel, its mode is {mode}")
-
-
-def resized(opened: "Image.Image", size: tuple[int, int]) -> np.ndarray:
-    """Return the pixels of an image, scaled to a width and height."""
-    with _experiments_extra():
-        from PIL.Image import Resampling
-
-    return np.asarray(opened.resize(size, Resampling.BILINEAR))
-
-
-def visible(folder: Path) -> list[Path]:
-    """Return what lies in a folder, in the order of names, without hidden files."""
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except OSError as error:
-        raise UsageError(str(folder), ..., f"cannot be read: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def image(file: Path) -> "Iterator[Image.Image]":
-    """Open an image; UsageError names a file that cannot be decoded."""
-    with _experiments_extra():
-        from PIL import Image
+    from PIL import Image, ImageOps
 
     if not file.is_file():  # opening a pipe would wait for its writer
         raise UsageError(str(file), ..., "must be an image that can be decoded, is no file")
@@ -684,11 +443,14 @@ def image(file: Path) -> "Iterator[Image.Image]":
             # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(file, formats=_FORMATS) as opened:
-                yield opened
-    except UsageError:  # of the block
-        raise
-    except MemoryError:
-        raise UsageError(str(file), ..., "must be an image that fits into memory") from None
-    # Pillow's errors for damaged files and for absurd sizes.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UsageError(str(file), ..., f"must be an image that can be decoded: {error}") from None
+                if opened.mode in _DEEP_MODES:
+                    raise ValueError(f"has more than 8 bits a channel, its mode is {opened.mode}")
+                turned = ImageOps.exif_transpose(opened)
+                mode = mode or ("L" if opened.mode in ("1", "L") else "RGB")
+                image = turned.convert(mode)
+                image = image if size is None else image.resize(size, Image.Resampling.BILINEAR)
+    except (*_UNFIT, Image.DecompressionBombError) as error:
+        text = f"must be an image that can be decoded: {checks.one_line(error)}"
+        raise UsageError(str(file), ..., text) from None
+    pixels = np.asarray(image)
+    return pixels if pixels.ndim == 3 else pixels[..., None]

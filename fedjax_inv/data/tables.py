@@ -33,6 +33,7 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # a frame's index tha
 # A number, also as 1,234.5 or 5%, or a date of numbers. So many beside a text are no categories.
 _NUMBER = re.compile(r"[-+]?[\d.,']*\d[\d.,']*(e[-+]?\d+)?%?|\d+([/.-])\d+\2\d+", re.IGNORECASE)
 _NUMBERS_AMONG_TEXTS = 20
+_IMAGE = re.compile(r".+\.(png|jpe?g|webp|bmp|gif|tiff?)", re.IGNORECASE)
 _KINDS = {"boolean": "truth", "string": "text"} | dict.fromkeys(
     ("integer", "floating", "decimal", "mixed-integer-float"), "number"
 )
@@ -78,25 +79,12 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         earlier table has none.
 
     Raises:
-      UsageError: for a file that is no such table, for a value that is missing, for a column with
-        two roles or of texts that are no categories, and for a class that `like` does not have.
-      ImportError: without pandas.
+      UsageError: for roles that do not fit.
+      ValueError: for a file that is no such table, for a value that is missing, for a column of
+        texts that are no categories, and for a class that `like` does not have.
     """
     roles = _checked(Roles() if roles is None else roles)
-    if like is not None and not like.columns:
-        raise UsageError("like", ..., "must be a data set of a table, with columns")
-    try:
-        return _dataset(_frame(path, roles, like), roles, like)
-    except ImportError as error:
-        raise ImportError(f"{error}: pip install 'fedjax_inv[experiments]'") from error
-    except UsageError:
-        raise
-    # The last are of pandas and pyarrow, and of lines with more fields than names.
-    except (ValueError, OSError, MemoryError, NotImplementedError, Warning) as error:
-        raise UsageError("path", str(path), checks.one_line(error)) from None
-
-
-def _dataset(frame: Any, roles: Roles, like: Dataset | None) -> Dataset:
+    frame = _frame(path, roles, like)
     used = {*roles.target, roles.domain, roles.client, roles.test, *roles.ignored}
     features = [name for name in frame if name not in used]
     known = {} if like is None else {column.name: column for column in like.columns}
@@ -124,7 +112,7 @@ def _dataset(frame: Any, roles: Roles, like: Dataset | None) -> Dataset:
         if like is None and not test.any():
             _warn(frame, roles.test, "is false in every row: the data have no test split")
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
-    checks.memory("path", frame.attrs["path"], 4 * len(y) * len(names))
+    checks.memory(str(path), ..., 4 * len(y) * len(names))
     x = np.concatenate([block for block, _ in made], axis=1, dtype=np.float32)
     return Dataset(x, y, classes, domain, domains, test, user=user, columns=columns)
 
@@ -364,7 +352,9 @@ def _feature(frame: Any, name: str, known: Column | None) -> tuple[np.ndarray, C
     if not known and kind == "text":
         are_numbers = np.array([_NUMBER.fullmatch(text) is not None for text in names])
         wrong = ""
-        if are_numbers.sum() > max(_NUMBERS_AMONG_TEXTS, len(names) / 2):
+        if all(map(_IMAGE.fullmatch, names)):
+            wrong = f"paths of images, such as {names[0]!r}, which are read from folders alone"
+        elif are_numbers.sum() > max(_NUMBERS_AMONG_TEXTS, len(names) / 2):
             row = are_numbers[number].argmin()
             wrong = f"numbers or dates as texts, such as {names[number[row]]!r} in row {row + 1}"
         elif len(names) == len(number) > 1:

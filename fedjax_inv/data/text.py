@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_inv import checks
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
 # Words 0 and 1 of every vocabulary. No text's token combines a bracket with letters.
@@ -29,7 +27,6 @@ _TEST_PART = 10  # one in ten tweets is for the test, as in LEAF's example
 
 def tokenize(text: str) -> list[str]:
     """Split a text into its words in lower case and its punctuation marks."""
-    checks.record("text", text, str)
     # Interned: each word of millions of texts is stored once.
     return [sys.intern(token) for token in _TOKEN.findall(text.lower())]
 
@@ -41,15 +38,9 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
       texts: texts as tokens.
       size: the number of words, at least 3; the vocabulary has fewer if the texts have fewer.
         Equally frequent tokens are taken in alphabetical order.
-
-    Raises:
-      UsageError: for a smaller size.
     """
-    checks.integer("size", size, len(SPECIAL) + 1)
-    checks.record("texts", texts, Iterable)
     counts: Counter[str] = Counter()
     for tokens in texts:
-        _check_words("texts", tokens)
         counts.update(tokens)
     by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
     return SPECIAL + tuple(by_frequency[: size - len(SPECIAL)])
@@ -65,32 +56,13 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
 
     Returns:
       Numbers [N, length] int32: 0 after a text's end, 1 for an unknown word.
-
-    Raises:
-      UsageError: for a length below 1, for a word that is twice in the vocabulary, and if the
-        numbers do not fit into memory.
     """
-    checks.integer("length", length)
-    checks.record("texts", texts, Sequence)
-    _check_words("words", words)
-    if len(set(words)) < len(words):
-        raise UsageError("words", ..., "must all differ")
-    for tokens in texts:
-        _check_words("texts", tokens)
-    checks.memory("length", length, 4 * length * len(texts))
     number = {word: index for index, word in enumerate(words)}
     x = np.zeros((len(texts), length), np.int32)
     for row, tokens in zip(x, texts, strict=True):
         numbers = [number.get(token, 1) for token in tokens[:length]]
         row[: len(numbers)] = numbers
     return x
-
-
-def _check_words(name: str, words: Sequence[str]) -> None:
-    if isinstance(words, str) or not isinstance(words, Sequence):
-        raise UsageError(name, ..., "must be sequences of words, not strings")
-    for word in words:
-        checks.record(name, word, str)
 
 
 def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
@@ -110,44 +82,32 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
       A data set with users and words.
 
     Raises:
-      UsageError: for other content.
+      ValueError: for other content.
     """
-    checks.record("path", path, Path)
-    checks.integer("vocabulary_size", vocabulary_size, len(SPECIAL) + 1)
-    checks.integer("length", length)
-    name = str(path)
+    content = path.read_bytes()
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError("path", name, f"cannot be read: {error.strerror}") from None
-    try:
-        whole = content.decode()
+        whole = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         whole = content.decode("latin-1")
     rows = []
     try:
         for number, row in enumerate(csv.reader(io.StringIO(whole, newline="")), 1):
-            if len(row) != len(COLUMNS) or row[0] not in _CLASSES:
-                raise UsageError(
-                    "path",
-                    name,
-                    f"must hold the columns {', '.join(COLUMNS)} of Sentiment140 without a "
-                    f"header, and labels 0 or 4; row {number} has {len(row)} columns and starts "
-                    f"with {row[0][:20] if row else ''!r}",
-                )
-            rows.append(row)
+            if row and (len(row) != len(COLUMNS) or row[0] not in _CLASSES):
+                text = f"must hold the columns {', '.join(COLUMNS)} of Sentiment140 without a "
+                text += f"header, and labels 0 or 4; row {number} has {len(row)} columns and "
+                raise ValueError(f"{text}starts with {row[0][:20]!r}")
+            rows += [row] if row else []
     except csv.Error as error:
-        raise UsageError("path", name, f"must be a csv file: {error}") from None
+        raise ValueError(f"must be a csv file: {error}") from None
     if not rows:
-        raise UsageError("path", name, "must hold at least one example")
+        raise ValueError("must hold at least one example")
     labels, ids, _, _, users, texts = zip(*rows, strict=True)
     checksum = np.array([zlib.crc32(each.encode()) for each in ids])
     test = checksum <= np.sort(checksum)[(len(rows) - 1) // _TEST_PART]
     if test.all():
-        raise UsageError("path", name, "must hold tweets of several ids, some of them for the test")
+        raise ValueError("must hold tweets of several ids, some of them for the test")
     tokens = [tokenize(html.unescape(text)) for text in texts]
-    train = (tokens[row] for row in np.flatnonzero(~test))
-    words = vocabulary(train, vocabulary_size)
+    words = vocabulary((tokens[row] for row in np.flatnonzero(~test)), vocabulary_size)
     return Dataset(
         encode(tokens, words, length),
         np.array([list(_CLASSES).index(label) for label in labels], np.int32),

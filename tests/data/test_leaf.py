@@ -56,6 +56,11 @@ def test_levels_of_grey_are_those_that_were_written(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset.x.ravel(), np.tile(levels, 4)[:784])
 
 
+def test_a_user_may_have_no_examples(tmp_path: Path) -> None:
+    path = written(tmp_path / "some.json", {"anna": ANNA, "bert": ([], [])})
+    np.testing.assert_array_equal(sources.load(str(path)).user, [0, 0])
+
+
 def test_a_folder_of_files(tmp_path: Path) -> None:
     written(tmp_path / "all_data_0.json", {"bert": BERT})
     written(tmp_path / "all_data_1.json", {"anna": ANNA})

@@ -1,10 +1,9 @@
-"""Data sets from every source, the cache of decoded images, and the errors of unfit ones."""
+"""Data sets from every source, and the errors of unfit ones."""
 
 import io
 import json
-import logging
+import os
 import shutil
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -83,12 +82,6 @@ def test_an_unknown_name_is_answered_with_near_ones(tmp_path):
         assert "folder domain/class/image" in error_of(path, data_dir=str(tmp_path))
 
 
-# packages that the core does without
-
-
-# what fits together
-
-
 GOOD_SET = Dataset(
     np.zeros((4, 2, 2, 1), np.uint8),
     np.array([0, 1, 2, 1], np.int32),
@@ -140,28 +133,6 @@ def test_real_data_sets(name, shape, classes, tmp_path, monkeypatch):
             assert dataset.y[start + i] == source[i]["label"]
 
 
-MNIST_TRAIN = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-
-
-@pytest.mark.parametrize(
-    ("name", "train", "test"),
-    [
-        ("mnist", MNIST_TRAIN, MNIST_TEST),
-        ("fashion_mnist", [6000] * 10, [1000] * 10),
-        ("cifar10", [5000] * 10, [1000] * 10),
-    ],
-)
-def test_whole_real_data_sets_have_the_official_class_counts(name, train, test):
-    folder = real_data.version_folder(name)
-    if not (folder / "fedjax_inv.npz").exists():
-        pytest.skip(f"{name} is prepared in {folder}, but not decoded yet")
-    dataset = sources.load(name)
-    assert len(dataset.x) == sum(train) + sum(test)
-    np.testing.assert_array_equal(np.bincount(dataset.y[~dataset.test]), train)
-    np.testing.assert_array_equal(np.bincount(dataset.y[dataset.test]), test)
-
-
 def png(pixels: np.ndarray) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
@@ -199,7 +170,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def tiny(prepared, tmp_path):
-    """A TFDS folder with a cifar100 of three train and two test images, not cached."""
+    """A TFDS folder with a cifar100 of three train and two test images."""
     shutil.copytree(prepared, tmp_path / "tfds")
     return tmp_path / "tfds"
 
@@ -221,44 +192,26 @@ def test_a_tfds_data_set_is_decoded(tiny):
     assert dataset.domains == ("all",)
 
 
-def test_the_second_load_reads_the_cache_without_tfds(tiny, monkeypatch):
-    first = sources.load("cifar100", data_dir=str(tiny))
-    for records in version_folder(tiny).glob("*.array_record*"):
-        records.unlink()
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)  # cannot be imported
-    assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "labels missing"])
-def test_a_damaged_cache_is_built_again(tiny, damage, caplog):
-    first = sources.load("cifar100", data_dir=str(tiny))
-    cache = version_folder(tiny) / "fedjax_inv.npz"
-    whole = cache.read_bytes()
-    if damage == "labels missing":
-        np.savez(cache, x=first.x, y=first.y[:3], classes=first.classes, test=first.test)
+@pytest.mark.parametrize("damage", ["cut", "deleted", "dataset_info.json", "features.json"])
+def test_a_damaged_data_set_is_named(tiny, damage):
+    folder = version_folder(tiny)
+    (path,) = folder.glob("*train*" if damage in ("cut", "deleted") else damage)
+    if damage == "deleted":
+        path.unlink()
     else:
-        half = len(whole) // 2
-        flipped = whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :]
-        cache.write_bytes({"truncated": whole[:half], "flipped": flipped}[damage])
-    with caplog.at_level(logging.WARNING, "fedjax_inv"):
-        assert_same(first, sources.load("cifar100", data_dir=str(tiny)))
-    assert [record.name for record in caplog.records] == ["fedjax_inv"]
-    assert str(cache) in caplog.text
-    with np.load(cache) as arrays:
-        np.testing.assert_array_equal(arrays["x"], first.x)
+        path.write_bytes(path.read_bytes()[:500])
+    assert str(folder) in error_of("cifar100", data_dir=str(tiny))
 
 
 def test_the_highest_prepared_version_is_read_unless_one_is_named(tiny):
     old = version_folder(tiny)
-    first = sources.load("cifar100", data_dir=str(tiny))
     new = old.with_name("10.0.0")  # higher, though not as a string
     shutil.copytree(old, new)
-    with np.load(new / "fedjax_inv.npz") as arrays:
-        changed = dict(arrays) | {"x": 255 - arrays["x"]}
-    np.savez(new / "fedjax_inv.npz", **changed)
-    latest = sources.load("cifar100", data_dir=str(tiny))
-    np.testing.assert_array_equal(latest.x, 255 - first.x)
-    assert_same(first, sources.load(f"cifar100:{old.name}", data_dir=str(tiny)))
+    first = sources.load(f"cifar100:{old.name}", data_dir=str(tiny))
+    for path in new.glob("*train*"):
+        path.unlink()
+    assert "10.0.0" in error_of("cifar100", data_dir=str(tiny))
+    assert len(first.y) == 5
     assert "cifar100:9.9.9" in error_of("cifar100:9.9.9", data_dir=str(tiny))
 
 
@@ -505,36 +458,33 @@ def test_images_of_more_than_8_bits_are_not_clipped(tmp_path, dtype):
     assert "2.tiff" in error_of(tmp_path)
 
 
-# Tiny-ImageNet
+def test_photos_are_turned_as_their_exif_data_say(tmp_path):
+    seen = np.zeros((16, 12, 3), np.uint8)
+    seen[:8] = 255  # bright above
+    upright = Image.fromarray(seen)
+    turned, tag = upright.transpose(Image.Transpose.ROTATE_90), Image.Exif()
+    tag[0x0112] = 6  # viewers turn it back
+    (tmp_path / "d" / "c").mkdir(parents=True)
+    upright.save(tmp_path / "d" / "c" / "1.jpg", quality=100)
+    turned.save(tmp_path / "d" / "c" / "2.jpg", quality=100, exif=tag)
+    x = sources.load(str(tmp_path)).x
+    assert x.shape == (2, 16, 12, 3)
+    np.testing.assert_allclose(x[1], seen, atol=3)
 
 
-def tiny_imagenet(root: Path) -> dict[str, np.ndarray]:
-    """A folder in its layout; the images, by where they lie."""
-    pixels = {
-        f"train/{label}/images/{label}_{i}.png": colours(10 * j + i)
-        for j, label in enumerate(("n2", "n1"))
-        for i in range(2)
-    }
-    pixels |= {f"val/images/val_{i}.png": colours(30 + i) for i in range(3)}
-    for path, image in pixels.items():
-        draw(root / path, image)
-    for label in ("n2", "n1"):
-        (root / "train" / label / f"{label}_boxes.txt").write_text("")
-    lines = [f"val_{i}.png\t{label}\t0\t0\t9\t9" for i, label in ((2, "n1"), (0, "n2"), (1, "n1"))]
-    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-    (root / "test" / "images").mkdir(parents=True)
-    return pixels
+def test_pipes_are_no_files(tmp_path):
+    """Reading one would wait for its writer."""
+    (tmp_path / "images" / "d" / "c").mkdir(parents=True)
+    (tmp_path / "arrays").mkdir()
+    np.save(tmp_path / "arrays" / "x.npy", np.ones((2, 3)))
+    for place in ("t.csv", "t.npz", "images/d/c/1.png", "arrays/y.npy"):
+        os.mkfifo(tmp_path / place)
+        assert place in error_of(
+            tmp_path / place if place[0] == "t" else tmp_path / place.split("/")[0]
+        )
 
 
-def test_tiny_imagenet(tmp_path):
-    pixels = tiny_imagenet(tmp_path)
-    dataset = sources.load(str(tmp_path))
-    assert (dataset.classes, dataset.domains) == (("n1", "n2"), ("all",))
-    paths = [
-        *(f"train/{label}/images/{label}_{i}.png" for label in ("n1", "n2") for i in range(2)),
-        *(f"val/images/val_{i}.png" for i in (2, 0, 1)),
-    ]
-    np.testing.assert_array_equal(dataset.x, [pixels[path] for path in paths])
-    assert dataset.y.tolist() == [0, 0, 1, 1, 0, 1, 0]
-    assert dataset.test.tolist() == [False] * 4 + [True] * 3
-    assert sources.load(str(tmp_path), image_size=3).x.shape == (7, 3, 3, 3)
+def test_files_for_which_pillow_starts_a_program_are_no_images(tmp_path):
+    (tmp_path / "d" / "c").mkdir(parents=True)
+    Image.fromarray(colours(0)).save(tmp_path / "d" / "c" / "1.eps")
+    assert "1.eps" in error_of(tmp_path)

@@ -230,5 +230,3 @@ def test_images_of_a_folder_are_records(tmp_path: Path) -> None:
     assert found.x.shape == (2, 4, 3, 1)
     np.testing.assert_array_equal(found.x[:, 0, 0, 0], [200, 10])
     np.testing.assert_array_equal(found.y, [2, 0])
-    with pytest.raises(UsageError):
-        sources.image_of(pairs[0][0], (3, 4), "HSV")
