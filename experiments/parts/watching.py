@@ -104,8 +104,8 @@ class Watching:
 
 
 def following(chosen: Config) -> int:
-    """The largest --eval_every, up to the default, that fits the other flags."""
-    largest = min(Watching.eval_every, chosen.rounds)
+    """The largest --eval_every, up to its own, that fits the other flags."""
+    largest = min(chosen.eval_every, chosen.rounds)
     return next(n for n in range(largest, 0, -1) if chosen.checkpoint_every % n == 0)
 
 

@@ -243,6 +243,7 @@ def test_a_default_folder_is_that_of_the_run() -> None:
         (("--checkpoint_every=12",), 4),
         (("--checkpoint_every=10",), 5),
         (("--rounds=4", "--checkpoint_every=6"), 3),
+        (("--preset=cafe_paper,digits_cafe",), 4),
         (("--preset=rotated_digits_domains", "--rounds=2"), 2),
         (("--rounds=3", "--eval_every=2"), 2),
     ],
