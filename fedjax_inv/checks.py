@@ -311,6 +311,13 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         raise UsageError(name, value, f"must be a finite number{allowed}")
 
 
+def positive(name: str, value: Any) -> None:
+    """Check that a value is a finite number above 0, else raise UsageError; tracers pass."""
+    real(name, value)
+    if is_known_zero(value):
+        raise UsageError(name, value, "must be above 0")
+
+
 def is_finite(value: Any) -> bool:
     """Return whether a number is finite in float32, in which programs compute.
 

@@ -11,11 +11,13 @@ mean taken away, clients would lose their weight by being absent.)
 Mohri et al. 2019, "Agnostic Federated Learning" (arXiv 1902.00146): descent on w and ascent on q
 for the worst mixture of domains. The paper takes one gradient step on w; we train as in FedAvg, so
 that one full-batch step is the paper's. Its mixture is over domains, here over clients: the two are
-the same where each client has a domain.
+the same where each client has a domain. The authors' code evaluates the mean of the networks of all
+rounds; we serve the last.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax.numpy as jnp
 import optax
 
@@ -61,17 +63,9 @@ def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
       mixture: q, [C], on the simplex.
       losses: R, [C].
       step_size: the step of the ascent.
-
-    Raises:
-      UsageError: for a negative step_size, for vectors of different lengths, and for what is no
-        vector.
     """
-    checks.array("mixture", mixture)
-    checks.array("losses", losses)
-    if mixture.ndim != 1:
-        raise checks.UsageError("mixture", mixture, "must be [C]")
-    checks.same_shapes(mixture=mixture, losses=losses)
-    checks.real("step_size", step_size)
+    chex.assert_rank(mixture, 1)
+    chex.assert_equal_shape([mixture, losses])
     nearest = optax.projections.projection_simplex(mixture + step_size * losses)
     # Rounding leaves about 1e-8 in place of 0. The next step gives back what is cut off here.
     return jnp.where(nearest < _SMALLEST / len(mixture), 0, nearest)
@@ -95,9 +89,6 @@ def afl(
       loss_batch_size: examples at once in the pass for R; it changes only time and memory.
       loss: the objective of local training, and R.
       server_optimizer: the server's optimizer, on the mean delta.
-
-    Raises:
-      UsageError: for values out of range.
     """
     checks.real("step_size", step_size)
     checks.integer("loss_batch_size", loss_batch_size)

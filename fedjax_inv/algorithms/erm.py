@@ -21,9 +21,6 @@ def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> A
       model: the network.
       work: local training.
       loss: the objective of training.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(

@@ -31,9 +31,6 @@ def fedavg(
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" (n_i / n) or "uniform" over the clients that attend; in
         Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for another weighting.
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(

@@ -9,7 +9,8 @@ Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch N
 The paper leaves open, and we chose: before its first turn a client is served with the mean b_i of
 the clients that attended the latest round, with the weights of their deltas; its training starts
 from the initial b_i. Clients upload b_i for this mean alone, and `communication` counts it; FedBN
-itself does not upload it. The server never sends b_i.
+itself does not upload it. The server never sends b_i. The release has equal weights of clients, our
+default is by size.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv import aggregators, averaging, objectives, servers
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -97,11 +98,7 @@ def fedbn(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
       is_local: path -> whether the variable stays with its client (see `partition`); if nothing
         is local, this is FedAvg.
-
-    Raises:
-      UsageError: for an unknown weighting, and for arguments of other types.
     """
-    checks.function("is_local", is_local)
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 

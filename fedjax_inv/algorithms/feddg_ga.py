@@ -12,11 +12,14 @@ Zhang et al. 2023, "Federated Domain Generalization with Generalization Adjustme
 paper has all clients in each round. We chose: only clients that attend change their weight, a late
 client measures its gap at the newest average, a cohort is averaged by its own weights, divided by
 their sum, and gaps that differ by rounding alone are equal. The authors' code divides the
-step by 3, measures gaps by the accuracy on validation examples, and does not subtract their mean.
+step by 3, measures gaps by the accuracy on validation examples, and does not subtract their mean;
+its step in round i is 1 - (i - 1) / num_rounds, it plays one round more, and its clients keep their
+momentum.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax.numpy as jnp
 import optax
 
@@ -95,19 +98,9 @@ def adjusted(
       attends: [C] bool, whose gaps count; the weights of others only change by the sum's division.
       step: the size of the step.
       tolerance: gaps that differ from their mean by no more are equal.
-
-    Raises:
-      UsageError: for other shapes, attends that are not booleans, and a negative step.
     """
-    for name, vector in (("weights", weights), ("gaps", gaps), ("attends", attends)):
-        checks.array(name, vector)
-    if weights.ndim != 1:
-        raise checks.UsageError("weights", weights, "must be [C]")
-    checks.same_shapes(weights=weights, gaps=gaps, attends=attends)
-    if attends.dtype != bool:
-        raise checks.UsageError("attends", attends, "must be bool [C]")
-    if checks.is_finite(step):  # it is infinite if no client has examples
-        checks.real("step", step)
+    chex.assert_rank(weights, 1)
+    chex.assert_equal_shape([weights, gaps, attends])
     mean = jnp.where(attends, gaps, 0).sum() / jnp.maximum(attends.sum(), 1)
     apart = jnp.where(attends, gaps - mean, 0)
     largest = jnp.abs(apart).max()
@@ -141,9 +134,6 @@ def feddg_ga(
       loss_batch_size: examples at once in the passes for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
       server_optimizer: the server's optimizer, on the mean delta.
-
-    Raises:
-      UsageError: for values out of range.
     """
     if step_size is not None:
         checks.real("step_size", step_size)

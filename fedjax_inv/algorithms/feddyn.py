@@ -7,16 +7,18 @@
 
 All g_i and h start at 0. N counts the clients with examples, and all have the same weight. Acar et
 al. 2021, "Federated Learning Based on Dynamic Regularization" (arXiv 2111.04263), Algorithm 1. The
-server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them.
+server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them. The release
+divides alpha by n_i / mean n, and so minimises the mean over examples; the paper and we minimise
+that over clients.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, objectives, tree
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -53,12 +55,8 @@ def dynamic_gradient(
       params: the parameters, of the same shapes.
       received: the parameters of the received network, of the same shapes.
       alpha: weight of the quadratic term.
-
-    Raises:
-      UsageError: for trees of different shapes, and for a negative `alpha`.
     """
-    checks.real("alpha", alpha)
-    checks.same_shapes(grads=grads, own=own, params=params, received=received)
+    chex.assert_trees_all_equal_shapes(grads, own, params, received)
     return jax.tree.map(
         lambda g, mine, w, r: g - mine + alpha * (w - r), grads, own, params, received
     )
@@ -80,13 +78,8 @@ def feddyn(
       alpha: weight of the quadratic term, above 0.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta less h / alpha.
-
-    Raises:
-      UsageError: unless alpha is above 0.
     """
-    checks.real("alpha", alpha)
-    if checks.is_concrete(alpha) and alpha == 0:
-        raise UsageError("alpha", alpha, "must be above 0, as h is divided by it")
+    checks.positive("alpha", alpha)
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:

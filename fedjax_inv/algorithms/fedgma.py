@@ -36,13 +36,7 @@ def mask(mean_sign: Array, agreement: float | Array) -> Array:
     Args:
       mean_sign: the weighted mean of the signs of the clients' changes, any shape.
       agreement: the paper's tau, in [0, 1].
-
-    Raises:
-      UsageError: for an agreement out of range, and a mean_sign that is no array.
     """
-    checks.real("agreement", agreement, 0, 1)
-    if not isinstance(mean_sign, int | float):
-        checks.array("mean_sign", mean_sign)
     found = jnp.abs(mean_sign)
     return jnp.where(found >= agreement, 1, found)
 
@@ -82,9 +76,6 @@ def fedgma(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the masked mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range.
     """
     checks.real("agreement", agreement, 0, 1)
     weight = aggregators.weight_of(weighting)

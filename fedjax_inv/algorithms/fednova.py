@@ -4,16 +4,18 @@
 
 p_i is the client's weight. a_i is the sum of the factors with which its local gradients count in
 (w - w_i) / rate: their number for plain SGD, more with momentum, fewer with a proximal term. (The
-paper sums their sizes, which is the same while no factor is negative.) Where
-all clients take equally many steps it is FedAvg.
+paper sums their sizes, which is the same while no factor is negative. With a proximal term the
+release has the mean number of steps in place of sum p_i a_i, and with momentum, too, counts each
+step twice.) Where all clients take equally many steps it is FedAvg.
 
 Wang et al. 2020, "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization" (arXiv 2007.07481). The paper has no statistics (BatchNorm); we average
-them without the factors, so that a variance stays positive.
+Optimization" (arXiv 2007.07481). The paper has no statistics (BatchNorm); we average them without
+the factors, so that a variance stays positive.
 """
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -62,14 +64,8 @@ def effective_steps(
       num_steps: K, an integer [] of at least 0.
       momentum: that of the local SGD, in [0, 1].
       shrinkage: learning rate x weight of the proximal term.
-
-    Raises:
-      UsageError: for values out of range.
     """
-    checks.whole("num_steps", num_steps)
-    checks.real("num_steps", num_steps)
-    checks.real("momentum", momentum, 0, 1)
-    checks.real("shrinkage", shrinkage)
+    chex.assert_rank(num_steps, 0)
 
     def step(turn: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
         del turn
@@ -102,26 +98,17 @@ def fednova(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the normalised mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range, for local training whose momentum is unknown, and with a
-        proximal term without a step_size where the rate is unknown.
     """
-    checks.record("work", work, Work)
     checks.real("proximal", proximal)
-    step_size = work.learning_rate if step_size is None else step_size
-    if step_size is None:
-        if not checks.is_known_zero(proximal):
-            text = "must be a number, or `work` must record its `learning_rate`"
-            raise UsageError("step_size", None, text)
-        step_size = 0.0
-    checks.real("step_size", step_size)
+    rate = work.learning_rate if step_size is None else step_size
+    if rate is None and checks.is_known_zero(proximal):
+        rate = 0.0
+    checks.real("step_size", rate)
+    assert rate is not None
     momentum = work.momentum
     if momentum is None:
-        text = (
-            "must be sgd without Nesterov momentum and weight decay; in Python `work` must record"
-        )
-        raise UsageError("optimizer", ..., f"{text} its `momentum`, which is 0 for plain sgd")
+        text = "must be sgd without Nesterov momentum and weight decay: `work` records `momentum`"
+        raise UsageError("optimizer", ..., text)
     weight = aggregators.weight_of(weighting)
     risk_gradient = averaging.gradient(model, loss)
 
@@ -139,7 +126,7 @@ def fednova(
         received = visit.message
         trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
         moved = servers.upload_of(trained.local.variables, received)
-        count = effective_steps(trained.num_steps, momentum, step_size * proximal)
+        count = effective_steps(trained.num_steps, momentum, rate * proximal)
         direction = tree.scaled(1 / jnp.where(count == 0, 1, count), moved.params)
         return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
 

@@ -5,6 +5,7 @@
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Eq. 2.
 """
 
+import chex
 import jax
 import optax
 
@@ -33,12 +34,8 @@ def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float
       params: the parameters, of the shapes of `grads`.
       received: the parameters of the received network, of the same shapes.
       proximal: the paper's mu.
-
-    Raises:
-      UsageError: for trees of different shapes, and for a negative `proximal`.
     """
-    checks.real("proximal", proximal)
-    checks.same_shapes(grads=grads, params=params, received=received)
+    chex.assert_trees_all_equal_shapes(grads, params, received)
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
 
 
@@ -60,9 +57,6 @@ def fedprox(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for a negative proximal.
     """
     checks.real("proximal", proximal)
     risk_gradient = averaging.gradient(model, loss)

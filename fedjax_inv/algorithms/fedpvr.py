@@ -14,7 +14,6 @@ import optax
 from fedjax_inv import checks, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import scaffold
-from fedjax_inv.checks import UsageError
 from fedjax_inv.parts import PARTS, Part, needing_head
 from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
 
@@ -30,17 +29,9 @@ def without_memory(
     Args:
       optimizer: the optimizer.
       part: the part of the parameters.
-
-    Raises:
-      UsageError: for arguments of other types; in the update, without parameters.
     """
 
-    checks.optimizer("optimizer", optimizer)
-    checks.record("part", part, Part)
-
     def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
-        if params is None:
-            raise UsageError("params", None, "must be given, as they tell the part")
         nowhere = jax.tree.map(lambda leaf: False, params)
         everywhere = jax.tree.map(lambda leaf: True, params)
         resets = optax.tree.map_params(
@@ -83,17 +74,9 @@ def fedpvr(
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "uniform" or "size", for the networks alone; in Python also a
         function of `Slots`.
-
-    Raises:
-      UsageError: for another `corrected`, and for local training whose optimizer cannot be changed;
-        from `init_server`, for "classifier" if no parameter of the head is trained.
     """
     checks.one_of("corrected", corrected, PARTS)
-    checks.record("work", work, Work)
-    if work.with_optimizer is None:
-        raise UsageError(
-            "work", ..., "its optimizer cannot be changed; must be one of fedjax_inv.local's"
-        )
+    assert work.with_optimizer, "a method's own loop has no optimizer to change"
     part = PARTS[corrected]
     training = scaffold.with_variates(
         model,

@@ -13,11 +13,11 @@ paper has no statistics (BatchNorm); we average them.
 
 from typing import NamedTuple
 
+import chex
 import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, objectives, servers
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -57,27 +57,13 @@ def scaled_update(
       loss: F, [], at least 0; for a negative loss h is NaN.
       q: the exponent.
       step_size: the learning rate of local training, the paper's 1 / L.
-
-    Raises:
-      UsageError: for a negative q, a step_size that is not above 0, and a loss that is no scalar.
     """
-    _check(q, step_size)
-    if not isinstance(loss, int | float):
-        checks.array("loss", loss)
-    if jnp.ndim(loss):
-        raise UsageError("loss", loss, "must be a scalar")
+    chex.assert_rank(loss, 0)
     loss = jnp.where(loss < 0, jnp.nan, jnp.maximum(loss, _SMALLEST_LOSS))
     gradient = optax.tree.scale(1 / step_size, delta)
     square = optax.tree.norm(gradient, squared=True)
     curvature = q * loss ** (q - 1) * square + loss**q / step_size
     return optax.tree.scale(loss**q, gradient), curvature
-
-
-def _check(q: float | Array, step_size: float | Array) -> None:
-    checks.real("q", q)
-    checks.real("step_size", step_size)
-    if checks.is_concrete(step_size) and step_size == 0:
-        raise UsageError("step_size", step_size, "must be above 0, as updates are divided by it")
 
 
 def qfedavg(
@@ -105,16 +91,11 @@ def qfedavg(
         only time and memory.
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the step of q-FedAvg.
-
-    Raises:
-      UsageError: for values out of range, and without a step_size where the rate is unknown.
     """
-    checks.record("work", work, Work)
-    step_size = work.learning_rate if step_size is None else step_size
-    if step_size is None:
-        text = "must be a number, or `work` must record its `learning_rate`"
-        raise UsageError("step_size", None, text)
-    _check(q, step_size)
+    rate = work.learning_rate if step_size is None else step_size
+    checks.real("q", q)
+    checks.positive("step_size", rate)
+    assert rate is not None
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
@@ -123,7 +104,7 @@ def qfedavg(
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         moved = servers.upload_of(trained.local.variables, received)
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
-        delta, curvature = scaled_update(moved.params, value, q=q, step_size=step_size)
+        delta, curvature = scaled_update(moved.params, value, q=q, step_size=rate)
         return Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
 
     def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:

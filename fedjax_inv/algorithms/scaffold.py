@@ -12,10 +12,11 @@ any local optimizer.
 
 from typing import NamedTuple
 
+import chex
 import jax
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives
+from fedjax_inv import aggregators, averaging, objectives
 from fedjax_inv.parts import EVERYTHING, Part
 from fedjax_inv.types import (
     Algorithm,
@@ -47,11 +48,8 @@ def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
       grads: the client's gradient.
       own: c_i, of the shapes of `grads`.
       mean: c, of the same shapes.
-
-    Raises:
-      UsageError: for trees of other shapes.
     """
-    checks.same_shapes(grads=grads, own=own, mean=mean)
+    chex.assert_trees_all_equal_shapes(grads, own, mean)
     return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, mean)
 
 
@@ -73,9 +71,6 @@ def scaffold(
       weighting: weights of clients, "uniform" (as in the paper) or "size", for the networks alone:
         the variates are summed over the cohort and divided by N. In Python also a function of
         `Slots`.
-
-    Raises:
-      UsageError: for an unknown weighting, and for arguments of other types.
     """
     return with_variates(
         model,
@@ -105,11 +100,7 @@ def with_variates(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for an unknown weighting, and for arguments of other types.
     """
-    checks.record("part", part, Part)
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:

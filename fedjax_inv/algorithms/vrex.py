@@ -53,16 +53,7 @@ def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
       risk: R_i, any shape.
       mean_risk: the mean of R over clients, [].
       beta: weight of the variance.
-
-    Raises:
-      UsageError: for a negative beta, and risks that are no arrays.
     """
-    checks.real("beta", beta)
-    for name, value in (("risk", risk), ("mean_risk", mean_risk)):
-        if not isinstance(value, int | float):
-            checks.array(name, value)
-    if jnp.ndim(mean_risk):
-        raise checks.UsageError("mean_risk", mean_risk, "must be a scalar")
     return 1 + 2 * beta * (risk - mean_risk)
 
 
@@ -84,9 +75,6 @@ def vrex(
       loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
       server_optimizer: the server's optimizer, on the mean delta.
-
-    Raises:
-      UsageError: for values out of range.
     """
     checks.real("beta", beta)
     checks.integer("loss_batch_size", loss_batch_size)

@@ -1,6 +1,5 @@
 """The exit strategy against closed forms, and against the paper's rule in NumPy, in float64."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ import pytest
 
 import federations as tiny
 from federations import assert_equal, plain
-from fedjax_inv import devices, freezing, local, missing, models, objectives, rounds, tree
-from fedjax_inv.algorithms import ditto, exit_strategy, fedavg
+from fedjax_inv import devices, local, models, objectives, rounds, tree
+from fedjax_inv.algorithms import exit_strategy, fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree, Work
@@ -144,35 +143,22 @@ def test_a_round_decreases_the_risk_by_the_contributions_at_least(
         np.testing.assert_allclose(decrease, g @ g * got.sum(), rtol=1e-8, atol=1e-9)
 
 
-SPECTRA = {
-    "negative is largest": [1.0, -2.5, 0.3, 0.0, 0.4, 0.5],
-    "none": [0.0] * 6,
-}
-
-
-@pytest.mark.parametrize("spectrum", SPECTRA.values(), ids=SPECTRA.keys())
-def test_largest_curvature_of_an_explicit_hessian(spectrum: list[float]) -> None:
+@pytest.mark.parametrize("spectrum", [[1.0, -2.5, 0.3, 0.0, 0.4, 0.5], [0.0] * 6])
+def test_power_steps_reach_the_largest_eigenvalue_of_either_sign_from_below(
+    spectrum: list[float],
+) -> None:
     rng = np.random.default_rng(0)
     basis, _ = np.linalg.qr(rng.normal(size=(6, 6)))
-    hessian = basis @ np.diag(spectrum) @ basis.T
-
-    def risk(params: Tree) -> Array:
-        flat = jnp.concatenate([params["a"].ravel(), params["b"][None]])
-        return flat @ hessian @ flat / 2 + flat.sum()
-
-    @jax.jit
-    def found(key: Array) -> list[Array]:
-        params = cut(jnp.asarray(rng.normal(size=6)))
-        return [
-            exit_strategy.largest_curvature(risk, params, key, num_iterations=number)
-            for number in (1, 60)
-        ]
-
+    matrix = basis @ np.diag(spectrum) @ basis.T
     with jax.enable_x64(True):
-        first, last = found(jax.random.key(0))
-    largest = np.abs(spectrum).max()
-    np.testing.assert_allclose(last, largest, rtol=1e-6)
-    assert first <= last  # from below
+        direction, found = jnp.ones(6) / np.sqrt(6), []
+        for _ in range(60):
+            product = cut(jnp.asarray(matrix) @ direction)
+            unit, estimate = exit_strategy.power_step(cut(direction), product)
+            direction = jnp.concatenate([unit["a"].ravel(), unit["b"][None]])
+            found.append(float(estimate))
+    np.testing.assert_allclose(found[-1], np.abs(spectrum).max(), rtol=1e-6)
+    assert found[0] <= found[-1]
 
 
 # The wrapper.
@@ -279,15 +265,8 @@ def work() -> Any:
 
 
 def wrapped_fedavg(**settings: Any) -> Algorithm:
-    """With gradients of several batches, of which the last is smaller."""
-    settings = {"step_size": STEP_SIZE, **settings}
-    return exit_strategy.wrap(
-        fedavg.fedavg(MODEL, work(), loss=squared),
-        pretraining_rounds=PHASE,
-        loss=squared,
-        batch_size=5,
-        **settings,
-    )
+    phase = exit_strategy.Phase(STEP_SIZE, rounds=PHASE, loss=squared)._replace(**settings)
+    return exit_strategy.wrap(fedavg.fedavg(MODEL, work(), loss=squared), phase)
 
 
 def run(
@@ -336,8 +315,10 @@ CASES = [
     ids=["late", "given", "share"],
 )
 def test_the_whole_is_the_naive_loop(
-    schedule: Cohort, planted: bool, settings: dict[str, Any]
+    schedule: Cohort, planted: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With gradients of several batches, of which the last is smaller."""
+    monkeypatch.setattr(exit_strategy, "_BATCH_SIZE", 5)
     with jax.enable_x64(True):
         held = regression(planted=planted)
         before, after, _ = run(wrapped_fedavg(**settings), held, schedule, history=tiny.HISTORY)
@@ -395,7 +376,7 @@ def test_where_nobody_leaves_the_network_is_the_algorithms_bit_for_bit() -> None
     """Its minibatches are drawn, so its random numbers are as well."""
     model = tiny.softmax_regression()
     algorithm = fedavg.fedavg(model, tiny.steps(0.1))
-    wrapped = exit_strategy.wrap(algorithm, threshold=-np.inf, pretraining_rounds=2)
+    wrapped = exit_strategy.wrap(algorithm, exit_strategy.Phase(threshold=-np.inf, rounds=2))
     held = tiny.federation((4, 3, 1, 7, 5))
     schedule = tree.take(plain(tiny.schedule()), slice(1, 5))
     run_of = partial(run, held=held, schedule=schedule, model=model, options=UNFUSED, history=3)
@@ -433,7 +414,7 @@ def test_a_wrapped_factory_may_be_ones_own_and_gets_the_arguments(
 
 
 def test_a_round_is_as_long_as_its_local_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exit_strategy, "wrap", lambda algorithm, **settings: settings["step_size"])
+    monkeypatch.setattr(exit_strategy, "wrap", lambda algorithm, phase: phase.step_size)
     size = jnp.array([5, 0, 1, 4])
     for train, numbers in (
         (work(), [NUM_STEPS, 0, NUM_STEPS, NUM_STEPS]),
@@ -443,27 +424,6 @@ def test_a_round_is_as_long_as_its_local_steps(monkeypatch: pytest.MonkeyPatch) 
         known: Any = train._replace(learning_rate=RATE)
         found: Any = exit_strategy.exit_strategy(MODEL, known, step_size=None)
         np.testing.assert_allclose(found(size), RATE * np.array(numbers), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda model, train: missing.reuse(fedavg.fedavg(model, train)),
-        lambda model, train: freezing.train_only(
-            lambda part: fedavg.fedavg(part, train), model, ("head",)
-        ),
-        ditto.ditto,
-    ],
-    ids=["reuse", "train_only", "ditto"],
-)
-def test_what_would_go_on_with_who_has_left_is_refused(
-    make: Callable[[Model, Work], Algorithm],
-) -> None:
-    """A memory would average them, frozen parameters count, and own networks stay as they are."""
-    model, held, key = tiny.mlp(), tiny.federation(), jax.random.key(0)
-    algorithm = exit_strategy.wrap(make(model, tiny.steps(0.1)))
-    with pytest.raises(UsageError, match="algorithm"):
-        jax.eval_shape(lambda: rounds.init(algorithm, tiny.initial(model, key), held, key))
 
 
 def test_no_share_of_a_negative_median_is_asked_for() -> None:
