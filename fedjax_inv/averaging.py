@@ -162,6 +162,22 @@ def embedding(features: Array) -> Array:
     return features.mean(tuple(range(1, features.ndim - 1)))
 
 
+def output_shapes(model: Model, setup: Setup) -> tuple[Tree, Array]:
+    """Return the shapes and dtypes of the outputs of the body and of the network for one input.
+
+    Args:
+      model: the network.
+      setup: its `sample` is the input.
+    """
+
+    def outputs(x: Tree) -> tuple[Tree, Array]:
+        params, stats = setup.variables
+        features, _ = model.encode(params.body, stats.body, x, jnp.ones(1, bool), False)
+        return features, models.predict(model, setup.variables, x)
+
+    return jax.eval_shape(outputs, setup.sample)
+
+
 def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
     """Return the gradient of `risk`; its steps report the risk as "loss".
 

@@ -16,12 +16,12 @@ while no client sends one; where a number of steps ends within a pass, the means
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, models, objectives, tree
-from fedjax_inv.checks import UsageError
+from fedjax_inv import aggregators, averaging, checks, local, objectives, tree
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -52,19 +52,9 @@ def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tupl
       y: labels [N]; an example whose label is not in 0..K-1 counts for no class.
       mask: [N] bool, which examples are real.
       num_classes: K.
-
-    Raises:
-      UsageError: for other shapes, and if the mask is not of booleans.
     """
-    for name, each in (("features", features), ("y", y), ("mask", mask)):
-        checks.array(name, each)
-    if features.ndim != 2:
-        raise UsageError("features", features, "must be [N, D]")
-    if y.shape != features.shape[:1]:
-        raise UsageError("y", y, f"must be [{len(features)}], as there are features")
-    if mask.shape != features.shape[:1] or mask.dtype != bool:
-        raise UsageError("mask", mask, f"must be bool [{len(features)}]")
-    checks.integer("num_classes", num_classes)
+    chex.assert_rank(features, 2)
+    chex.assert_shape([y, mask], features.shape[:1])
     is_of = (y[:, None] == jnp.arange(num_classes)) & mask[:, None]
     real = tree.wide(jnp.where(mask[:, None], features, 0))  # bfloat16 cannot count to 300
     sums = jnp.matmul(is_of.T.astype(real.dtype), real, precision="highest")
@@ -78,11 +68,20 @@ class Prototypes(NamedTuple):
     known: Array  # [K] bool, whether the class has a prototype
 
 
-class _Sent(NamedTuple):
-    """The upload of a client beside its network; the server sums the uploads."""
+def distances(features: Array, y: Array, known: Prototypes) -> Array:
+    """Return the mean squared distance of features from their class's prototype, [B].
 
-    mean: Array  # [K, D] zeros for a class that the client does not have
-    holds: Array  # [K] 1 for a class that the client has, else 0
+    Args:
+      features: [B, D].
+      y: labels [B].
+      known: the prototypes, as arrays of JAX (those of NumPy raise IndexError for a label of K or
+        more); the distance is 0 for a class without one, and for a label that is no class.
+    """
+    chex.assert_equal_shape_suffix([features, known.mean], 1)
+    chex.assert_shape(y, features.shape[:1])
+    is_known = known.known[y] & (y >= 0) & (y < len(known.known))
+    squares = ((features - known.mean[y]) ** 2).mean(-1)
+    return jnp.where(is_known, squares, 0)
 
 
 class _State(NamedTuple):
@@ -100,29 +99,66 @@ class _Pass(NamedTuple):
     size: Array  # [] int32, examples since the start of the pass
 
 
-def distances(features: Array, y: Array, known: Prototypes) -> Array:
-    """Return the mean squared distance of features from their class's prototype, [B].
+class _Sent(NamedTuple):
+    """The upload of a client beside its network; the server sums the uploads."""
 
-    Args:
-      features: [B, D].
-      y: labels [B].
-      known: the prototypes, as arrays of JAX (those of NumPy raise IndexError for a label of K or
-        more); the distance is 0 for a class without one, and for a label that is no class.
+    mean: Array  # [K, D] zeros for a class that the client does not have
+    holds: Array  # [K] 1 for a class that the client has, else 0
 
-    Raises:
-      UsageError: for other shapes.
-    """
-    for name, each in (("features", features), ("y", y)):
-        checks.array(name, each)
-    if features.ndim != 2:
-        raise UsageError("features", features, "must be [B, D]")
-    if y.shape != features.shape[:1]:
-        raise UsageError("y", y, f"must be [{len(features)}], a label for each row of features")
-    if known.mean.shape[1:] != features.shape[1:]:
-        raise UsageError("known", known.mean, f"must have means [K, {features.shape[1]}]")
-    is_known = known.known[y] & (y >= 0) & (y < len(known.known))
-    squares = ((features - known.mean[y]) ** 2).mean(-1)
-    return jnp.where(is_known, squares, 0)
+
+def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) -> LocalGradFn:
+    """The gradient of a client's local steps, which also count the prototypes of its last pass."""
+    known: Prototypes = visit.message.side
+
+    def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
+        stats, mask = at.variables.stats, batch.mask
+
+        def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves, Array]]:
+            body_key, head_key = jax.random.split(key)  # as `models.apply` does
+            features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
+            outputs, head = model.decode(params.head, stats.head, features, mask, True, head_key)
+            value = loss(outputs, batch.y, mask)
+            features = averaging.embedding(features)
+            distance = objectives.masked_mean(distances(features, batch.y, known), mask)
+            return value + penalty * distance, (value, distance, Halves(body, head), features)
+
+        grads, (value, distance, after, features) = jax.grad(objective, has_aux=True)(
+            at.variables.params
+        )
+        begins = at.carry.size >= visit.shard.size
+        old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
+        new = *prototypes(features, batch.y, mask, len(known.mean)), mask.sum(dtype=jnp.int32)
+        carry = jax.tree.map(jnp.add, old, _Pass(*new))
+        return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
+
+    return grad_fn
+
+
+def _exchanged(model: Model, *, share_weights: bool) -> averaging.SideState:
+    """The prototypes beside the network."""
+
+    def init(setup: Setup) -> _State:
+        features, outputs = averaging.output_shapes(model, setup)
+        features = jax.eval_shape(lambda f: tree.wide(averaging.embedding(f)), features)
+        num_classes = outputs.shape[-1]
+        mean = jnp.zeros((num_classes, features.shape[-1]), features.dtype)
+        none = Prototypes(mean, jnp.zeros(num_classes, bool))
+        return _State(none, () if share_weights else setup.variables)
+
+    def upload(visit: Visit, trained: Trained) -> _Sent:
+        sums, counts, _ = trained.local.carry
+        return _Sent(sums / jnp.maximum(counts, 1)[:, None], (counts > 0).astype(sums.dtype))
+
+    def update(state: _State, total: _Sent, delta: Variables) -> _State:
+        del delta
+        old, is_new = state.prototypes, total.holds > 0
+        mean = total.mean / jnp.maximum(total.holds, 1)[:, None]
+        new = Prototypes(jnp.where(is_new[:, None], mean, old.mean), old.known | is_new)
+        return state._replace(prototypes=new)
+
+    return averaging.SideState(
+        init, lambda state: state.prototypes, upload, aggregators.total(), update
+    )
 
 
 def fedproto(
@@ -150,103 +186,24 @@ def fedproto(
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients in the mean of networks, "size" or "uniform"; in Python also a
         function of `Slots`.
-
-    Raises:
-      UsageError: for a negative penalty, and for local training without a state that is carried
-        from step to step; before the first round for targets that are no classes.
     """
-    checks.record("model", model, Model)
-    checks.function("loss", loss)
-    checks.boolean("share_weights", share_weights)
     checks.real("penalty", penalty)
-
-    def gradient_from(visit: Visit) -> LocalGradFn:
-        known: Prototypes = visit.message.side
-        num_classes = known.mean.shape[0]
-
-        def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
-            if batch.y.ndim != 1 or jnp.issubdtype(batch.y.dtype, jnp.floating):
-                raise UsageError("y", ..., "must be classes, integers [B]")
-            stats = at.variables.stats
-
-            def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves, Array]]:
-                body_key, head_key = jax.random.split(key)  # as `models.apply` does
-                features, body = model.encode(
-                    params.body, stats.body, batch.x, batch.mask, True, body_key
-                )
-                outputs, head = model.decode(
-                    params.head, stats.head, features, batch.mask, True, head_key
-                )
-                value = loss(outputs, batch.y, batch.mask)
-                features = averaging.embedding(features)
-                squares = distances(features, batch.y, known)
-                distance = objectives.masked_mean(squares, batch.mask)
-                after = Halves(body, head)
-                return value + penalty * distance, (value, distance, after, features)
-
-            grads, (value, distance, after, features) = jax.grad(objective, has_aux=True)(
-                at.variables.params
-            )
-            begins = at.carry.size >= visit.shard.size
-            old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
-            sums, counts = prototypes(features, batch.y, batch.mask, num_classes)
-            carry = _Pass(
-                old.sums + sums, old.counts + counts, old.size + batch.mask.sum(dtype=jnp.int32)
-            )
-            return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
-
-        return grad_fn
 
     def start(visit: Visit) -> Local:
         mean = visit.message.side.mean
-        none = _Pass(jnp.zeros_like(mean), jnp.zeros(mean.shape[:1], mean.dtype), jnp.int32(0))
+        none = _Pass(jnp.zeros_like(mean), jnp.zeros(len(mean), mean.dtype), jnp.int32(0))
         variables = visit.message.variables if share_weights else visit.own
         return work.init(variables)._replace(carry=none)
 
-    def init(setup: Setup) -> _State:
-        params, stats = setup.variables
-
-        def shapes(x: Tree) -> tuple[Array, Array]:
-            real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
-            features, _ = model.encode(params.body, stats.body, x, real, False)
-            return tree.wide(averaging.embedding(features)), models.predict(
-                model, setup.variables, x
-            )
-
-        features, outputs = jax.eval_shape(shapes, setup.sample)
-        num_classes, width = outputs.shape[-1], features.shape[-1]
-        none = Prototypes(
-            jnp.zeros((num_classes, width), features.dtype), jnp.zeros(num_classes, bool)
-        )
-        return _State(none, () if share_weights else setup.variables)
-
-    def upload(visit: Visit, trained: Trained) -> _Sent:
-        sums, counts, _ = trained.local.carry
-        return _Sent(sums / jnp.maximum(counts, 1)[:, None], (counts > 0).astype(sums.dtype))
-
-    def update(state: _State, total: _Sent, delta: Variables) -> _State:
-        del delta
-        old, is_new = state.prototypes, total.holds > 0
-        mean = total.mean / jnp.maximum(total.holds, 1)[:, None]
-        new = Prototypes(jnp.where(is_new[:, None], mean, old.mean), old.known | is_new)
-        return state._replace(prototypes=new)
-
-    side = averaging.SideState(
-        init=init,
-        send=lambda state: state.prototypes,
-        upload=upload,
-        aggregate=aggregators.total(),
-        update=update,
-    )
     family = partial(
         averaging.averaging,
         model,
         local.seeing_local(work),
-        gradient_from,
+        partial(_gradient, model, loss, penalty),
         server_optimizer=server_optimizer,
         weighting=weighting,
         start=start,
-        side=side,
+        side=_exchanged(model, share_weights=share_weights),
     )
     if share_weights:
         return family()
