@@ -28,7 +28,6 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +38,7 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
 
+from . import tables
 from .flags import command
 from .flags.flag import (
     check_picture,
@@ -51,11 +51,11 @@ from .flags.outside import Named
 from .parts import data as data_flags
 from .parts import metrics
 from .parts.objective import ACCURACY, Measure
-from .reporting import export, figures, finished, predictions, report
+from .reporting import export, figures, finished, predictions
 from .reporting.finished import Runs
 from .reporting.predictions import Predicted
-from .reporting.tables import table
 from .running import files
+from .tables import table
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values
@@ -154,7 +154,7 @@ def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndar
     return confusion_matrix(y, predicted, labels=range(num_classes))
 
 
-def tables(of: Evaluated) -> str:
+def printed(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     column, of_column = predictions.COLUMNS[of.kind]
     parts = [_table(of, "domain", of.score, "domain", "split")]
@@ -163,9 +163,9 @@ def tables(of: Evaluated) -> str:
     if "client" in set(of.scores["by"]):
         parts.append(_table(of, "client", of.score, "client, the worst first", "domain"))
     if of.confusion is not None and len(of.classes) <= _MOST:
-        numbers = [(name, lambda row, at=at: row[1][at]) for at, name in enumerate(of.classes)]
-        rows = zip(of.classes, of.confusion, strict=True)
-        parts.append(table(rows, [("is, taken for", itemgetter(0)), *numbers]))
+        counts = pd.DataFrame(of.confusion, columns=[*of.classes])
+        counts.insert(0, "is, taken for", of.classes)
+        parts.append(tables.text(counts))
     return "\n\n".join(parts)
 
 
@@ -184,11 +184,11 @@ def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = 
     if about:  # each seed may deal another domain to a client
         shown[about] = lambda group: " or ".join(group[about].unique())
         shown["examples"] = text("examples", lambda values: f"{np.mean(values):g}")
-    shown[report.heading_of(measure)] = text("score", report.text_of(measure))
+    shown[measure.heading()] = text("score", tables.text_of(measure))
     if about:
         shown["loss"] = text("loss", lambda values: f"{np.mean(values):.3f}")
         asked = of.scores.columns[list(of.scores.columns).index("loss") + 1 :]
-        shown |= {name: text(name, lambda values: report.spread(values, ".4g")) for name in asked}
+        shown |= {name: text(name, lambda values: tables.spread(values, ".4g")) for name in asked}
     return table(groups[:_MOST] if by == "client" else groups, shown)
 
 
@@ -209,7 +209,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         mine = of.scores[of.scores["by"] == by]
         scores = measure.factor * mine.pivot(index="name", columns="seed", values="score")
         scores = scores.loc[mine["name"].unique()]
-        axis.set(xlabel=by, ylabel=report.heading_of(measure))
+        axis.set(xlabel=by, ylabel=measure.heading())
         if len(scores) > _MOST:
             means = sorted(scores.mean(axis=1).dropna(), key=measure.rank)
             axis.plot(np.arange(len(means)), means)
@@ -306,7 +306,7 @@ def run(options: Options) -> str:
     if folder:
         written = [export.export(runs.run(index, options.state), folder) for index in which]
         where += f" Networks: {', '.join(map(str, written))}."
-    return "\n".join([f"\n{title}\n\n{tables(of)}\n", *lacking, where])
+    return "\n".join([f"\n{title}\n\n{printed(of)}\n", *lacking, where])
 
 
 BINARY = command.of(run, Options, __doc__)

@@ -22,11 +22,12 @@ from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
+from . import tables
 from .experiment import assemble, command_line, scaling
 from .experiment.config import Config
 from .flags import command
 from .flags.flag import Range, check_picture, flag
-from .reporting import data_figures, figures, table_figures, tables
+from .reporting import data_figures, figures, table_figures
 from .reporting.data_figures import rendered, to_rgb
 from .running import launch
 

@@ -7,10 +7,10 @@ Seeds and real hyperparameters train at once in one program. A restart skips fin
 
 from pathlib import Path
 
+from . import report
 from .experiment import command_line
 from .experiment.config import Config
 from .flags import command
-from .reporting import run_report
 from .running import folder as folders
 from .running import launch
 
@@ -23,7 +23,7 @@ def folder(config: Config) -> Path:
 
 def sweep(config: Config) -> str:
     """Runs the grid, each cell in a folder of the run folder, and returns the table."""
-    return launch.run(config, folder(config), in_folders=True, report=run_report.write)
+    return launch.run(config, folder(config), in_folders=True, report=report.write)
 
 
 BINARY = command_line.binary(sweep, __doc__, nonfinite="mark")

@@ -6,10 +6,10 @@ fedjax-inv train --preset=rotated_digits --algorithm=fedipg --held_out=75 \
 
 from pathlib import Path
 
+from . import report
 from .experiment import command_line
 from .experiment.config import Config
 from .flags import command
-from .reporting import run_report
 from .running import folder as folders
 from .running import launch
 
@@ -25,7 +25,7 @@ def train(config: Config) -> str:
 
     Raises UsageError if the flags ask for several cells.
     """
-    return launch.run(config, folder(config), in_folders=False, report=run_report.write)
+    return launch.run(config, folder(config), in_folders=False, report=report.write)
 
 
 BINARY = command_line.binary(train, __doc__)

@@ -69,10 +69,10 @@ class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         """The end of a heading after its name."""
         return ", %" if self.is_share else ""
 
-    @property
-    def heading(self) -> str:
-        """The heading of its values."""
-        return f"{self.name}{self.percent}"
+    def heading(self, rest: str = "") -> str:
+        """The heading of its values, with what is better. rest: what follows its name."""
+        better = "" if self.higher_is_better else ", lower is better"
+        return f"{self.name}{rest}{self.percent}{better}"
 
     @property
     def unit(self) -> str:

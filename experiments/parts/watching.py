@@ -22,7 +22,7 @@ from ..flags.flag import (
 )
 from ..parts import metrics
 from ..parts.objective import ACCURACY, Task
-from ..parts.selection import RULES
+from ..selection import RULES
 
 _REAL = Range(lambda value: abs(value) <= 1e38, "a number, at most 1e38 in size")
 

@@ -16,6 +16,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
+from .. import selection
 from ..experiment import assemble, config
 from ..experiment.assemble import Assembled
 from ..experiment.config import Config
@@ -26,7 +27,7 @@ from ..flags.flag import (
     shown,
 )
 from ..flags.names import facts
-from ..parts import machine, selection, training
+from ..parts import machine, training
 from ..parts import network as networks
 from ..running import (
     checkpoints,

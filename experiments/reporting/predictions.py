@@ -17,12 +17,13 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 
+from .. import selection
 from ..experiment import config
 from ..experiment.assemble import Assembled
 from ..parts import metrics
 from ..parts.metrics import Predictions
 from ..parts.objective import ACCURACY, Measure, Task
-from ..reporting import finished, report
+from ..reporting import finished
 from ..reporting.finished import OneRun, Runs
 from ..running import divergence, summary
 
@@ -308,7 +309,7 @@ def chosen(runs: Runs) -> list[int]:
     has a seed that diverged.
     """
     rule = runs.config.select
-    picked = report.choose("", runs.result, rule) or report.choose("", runs.result)
+    picked = selection.choose("", runs.result, rule) or selection.choose("", runs.result)
     if picked is None:
         text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"
         raise UsageError(runs.where, ..., text)

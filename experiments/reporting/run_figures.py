@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import selection, tables
 from ..parts.objective import Measure
-from ..reporting import figures, report
-from ..reporting.report import Chosen
+from ..reporting import figures
 from ..running import files, log
 from ..running.records import Line, Result
+from ..selection import Chosen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +43,7 @@ def write(
     results: (label, cell's folder, result) of each cell. rule: the rule of selection.
     """
     picked = [
-        (report.choose(label, result, rule) or report.choose(label, result, "last"), path)
+        (selection.choose(label, result, rule) or selection.choose(label, result, "last"), path)
         for label, path, result in results
     ]
     drawn = [
@@ -78,7 +79,7 @@ def _panels(
     held_outs = list(dict.fromkeys(one.held_out for one, _ in drawn))
     labels = list(dict.fromkeys(one.label for one, _ in drawn))
     width = max(width, 6.0 if len(held_outs) == 1 else 4.2)
-    name = report.heading_of(drawn[0][0].measure)
+    name = drawn[0][0].measure.heading()
     figure, axes = figures.panels(len(held_outs), (width, 3.2), x_label=x_label, y_label=name)
     for axis, name in zip(axes, held_outs, strict=True):
         axis.set_title(figures.wrapped(f"held out: {name}", width - 0.6), fontsize=10)
@@ -131,7 +132,7 @@ def _legend(figure: Figure, styles: Iterable[dict[str, Any]], labels: Sequence[s
 
 def by_domain(line: Line) -> Parts:
     """The score on each domain; NaN without examples."""
-    return {name: report.score_on(domain) for name, domain in line.domains.items()}
+    return {name: tables.score_on(domain) for name, domain in line.domains.items()}
 
 
 def by_client(line: Line) -> Parts:

@@ -23,11 +23,12 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.program import Inputs, Outcome, Program, Training
 from fedjax_inv.types import Cohort, Examples, Tree
 
+from .. import selection
 from ..experiment import assemble
 from ..experiment.config import Config
 from ..experiment.grid import Cell
 from ..flags.errors import Diverged
-from ..parts import machine, selection
+from ..parts import machine
 from ..parts.objective import ACCURACY, Measure
 from ..running import checkpoints as checkpoint_files
 from ..running import divergence, files, records, selected, summary

@@ -160,7 +160,7 @@ class RunResult(Record, frozen=True):
     seed: int
     hyper: dict[str, float]
     diverged: bool
-    by_rule: dict[str, Line | None]  # by each rule of `parts.selection`
+    by_rule: dict[str, Line | None]  # by each rule of `selection`
     last: Line
     stops: list[Stop] | None = None  # by threshold
     # Reports fill it with what --select picks.

@@ -9,9 +9,9 @@ import numpy as np
 from fedjax_inv.program import Training
 from fedjax_inv.types import Array, Tree
 
-from ..parts import selection
-from ..parts.selection import Rule
+from .. import selection
 from ..running.records import Line
+from ..selection import Rule
 
 
 class Served(NamedTuple):

@@ -12,8 +12,8 @@ from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 
+from .. import selection
 from ..experiment.grid import Cell
-from ..parts import selection
 from ..parts.objective import ACCURACY, Measure
 from ..running.records import (
     Domain,

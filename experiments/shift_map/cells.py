@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import selection
+from ..comparison import Scores
 from ..experiment.config import FLAGS, Config, names_of
 from ..parts import method, participation
-from ..reporting import report
-from ..reporting.comparison import Scores
 from ..running import divergence
 from ..shift_map import verdicts
 from ..shift_map.columns import LISTED as SHIFTS
@@ -46,8 +46,8 @@ def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
     only = result.only
     label, rule = result.row.series, result.config.select
     column, _, severity = result.row.x.partition("=")
-    one = report.choose(label, only.result, rule)
-    oracle = report.choose(label, only.result, "oracle")
+    one = selection.choose(label, only.result, rule)
+    oracle = selection.choose(label, only.result, "oracle")
     runs = only.runs
     lines = [run["selected"] for run in runs]
 

@@ -12,11 +12,11 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
+from .. import report, tables
 from ..experiment import command_line
 from ..experiment.config import Config
 from ..flags.flag import check_different, check_known, flag, flag_error
 from ..parts import participation
-from ..reporting import evaluations, report, tables
 from ..running import files, records
 from ..running.records import Origin
 from ..shift_map import figures, methods, verdicts
@@ -211,14 +211,14 @@ def write(path: Path, chosen: Study, data: str, rows: list[RowResult], options: 
     if options.own.beside:  # before the new file, which may replace it
         parts.append(_agreement(cells, Path(options.own.beside)))
     files.write(path.with_suffix(".csv"), _csv(cells))
-    report.write_forms(path, [*parts, CAPTION])
+    tables.write_forms(path, [*parts, CAPTION])
     every = [
-        evaluations.Cell(each.row.label, each.config.select, cell.folder, cell.result)
+        report.Cell(each.row.label, each.config.select, cell.folder, cell.result)
         for each in rows
         for cell in each.cells
     ]
-    evaluations.write(path.with_name(f"{path.name}_runs.csv"), every)
-    return report.printed(parts)
+    report.write_runs(path.with_name(f"{path.name}_runs.csv"), every)
+    return tables.printed(parts)
 
 
 def _csv(cells: Sequence[Cell]) -> str:
@@ -238,7 +238,7 @@ def table(cells: Sequence[Cell]) -> pd.DataFrame:
 def _text(cell: Cell) -> str:
     if np.isnan(cell.test):
         return "diverged"
-    text = report.spread(cell.tests)
+    text = tables.spread(cell.tests)
     if cell.word in (verdicts.BETTER, verdicts.WORSE):
         text += f", {cell.word}"
     return text

@@ -5,8 +5,8 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ..reporting import comparison
-from ..reporting.comparison import Scores
+from .. import comparison
+from ..comparison import Scores
 
 K = TypeVar("K", bound=Hashable)  # a cell
 

@@ -19,10 +19,10 @@ import numpy as np
 
 from fedjax_inv.checks import UsageError
 
+from .. import selection, tables
 from ..experiment.config import Config
 from ..flags import command
 from ..parts import participation
-from ..reporting import report
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -179,7 +179,7 @@ def _columns(result: RowResult) -> Cells:
     """Accuracies at the selected evaluations, and traffic."""
     runs = result.only.runs
     picked = [run["selected"] for run in runs]
-    choice = report.choose(result.row.label, result.only.result, result.config.select)
+    choice = selection.choose(result.row.label, result.only.result, result.config.select)
     hyper = choice.hyper if choice else {}
     return {
         "federation": where(result.config),
@@ -188,7 +188,7 @@ def _columns(result: RowResult) -> Cells:
         "test, %": study.percent(picked, "test_score"),
         "balanced, %": study.percent(picked, "balanced_score"),
         "clients' tests, %": study.percent(picked, "client_score"),
-        **{f"{name}, %": report.spread(values) for name, values in _groups_of(result).items()},
+        **{f"{name}, %": tables.spread(values) for name, values in _groups_of(result).items()},
         "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
         "MB sent": study.megabytes(result),
     }

@@ -16,15 +16,15 @@ import numpy as np
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
+from .. import selection, tables
 from ..experiment import command_line, config
 from ..experiment.config import Config
 from ..flags.flag import flag_error
-from ..parts import selection
-from ..reporting import figures, finished, report
-from ..reporting.tables import table
+from ..reporting import figures, finished
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult
+from ..tables import table
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {
@@ -148,10 +148,10 @@ def exit_columns(result: RowResult) -> Cells:
     reached = [_rounds_to(lines, low) for lines in by_seed]
     last = [lines[-1] for lines in result.only.logs]
     odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
-    speed = "not reached" if np.isnan(reached).any() else report.spread(reached)
+    speed = "not reached" if np.isnan(reached).any() else tables.spread(reached)
     return {
         f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
-        "training examples watched, %": report.percent(
+        "training examples watched, %": tables.percent(
             [line["train_by_round"][-1] for line in last]
         ),
         "client 0's angle, %": study.percent(odd, "score"),

@@ -21,11 +21,12 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-from ..reporting import figures, finished, report
+from .. import selection
+from ..reporting import figures, finished
 from ..reporting.finished import OneRun
-from ..reporting.tables import table
 from ..studies import drawings
 from ..studies.study import RowResult
+from ..tables import table
 
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn
@@ -121,7 +122,7 @@ def trained_on(
 
 def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES) -> Panel:
     """The panel of a row: its first seed, with the selected hyperparameters."""
-    picked = report.choose(result.row.label, result.only.result, result.config.select)
+    picked = selection.choose(result.row.label, result.only.result, result.config.select)
     assert picked is not None, "a complete row has selected runs"
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     one = runs.run(picked.indices[0], "last")

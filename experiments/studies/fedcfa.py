@@ -19,11 +19,11 @@ import numpy as np
 
 from fedjax_inv.checks import UsageError
 
+from .. import selection, tables
 from ..experiment import grid
 from ..experiment.config import Config
 from ..flags import command
-from ..parts import participation, selection
-from ..reporting import report
+from ..parts import participation
 from ..running.records import Record
 from ..studies import drawings, factors, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -259,7 +259,7 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
     """
     selected = {}
     for name, of_column in _by_column(result).items():
-        chosen = report.choose(name, of_column, result.config.select)
+        chosen = selection.choose(name, of_column, result.config.select)
         selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
     return selected
 
@@ -340,10 +340,10 @@ def _speed(result: RowResult) -> Cells:
     if percent is None:
         return {}
     rounds = [rounds_to(lines, percent) for lines in result.only.logs]
-    text = report.spread(rounds)
+    text = tables.spread(rounds)
     if np.isnan(rounds).any():
         trained = map(selection.trained, result.only.logs)
-        best = report.spread([max(_percents(lines)) for lines in trained])
+        best = tables.spread([max(_percents(lines)) for lines in trained])
         text = f"> {result.config.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
 
@@ -395,7 +395,7 @@ def _in_rounds(result: RowResult) -> Cells:
             for number in numbers
         },
         "test at the last, %": study.last_test(result.only.runs),
-        "rounds": report.spread([max(lines) for lines in by_round]),
+        "rounds": tables.spread([max(lines) for lines in by_round]),
     }
 
 
@@ -403,7 +403,7 @@ def _compared(result: RowResult) -> Cells:
     """Test accuracy in each column of _COLUMNS."""
     of_columns = _by_column(result)
     return {
-        f"{name}, %": study.percent(lines, "test_score") or report.why_none(of_columns[name])
+        f"{name}, %": study.percent(lines, "test_score") or selection.why_none(of_columns[name])
         for name, lines in _evaluations(result).items()
     }
 

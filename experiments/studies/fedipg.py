@@ -17,13 +17,12 @@ import numpy as np
 
 from fedjax_inv.checks import UsageError
 
+from .. import selection, tables
 from ..experiment import grid
 from ..experiment.config import Config
 from ..flags import command
-from ..parts import selection
-from ..parts.selection import RULES, Pick
-from ..reporting import report
 from ..running.records import Domain, Line, Record
+from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
 from ..studies.study import CellResult, Cells, Row, RowResult, Study
 
@@ -236,12 +235,12 @@ def _accuracies(result: RowResult) -> Cells:
     return {
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
-        "at round": report.spread([each["round"] for each in picked]) if picked else "",
+        "at round": tables.spread([each["round"] for each in picked]) if picked else "",
         "training domains, %": study.percent(picked, "validation_score"),
         "test, %": study.percent(picked, "test_score"),
         "worst domain, %": study.percent(picked, "worst_score"),
         "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
-        "MB sent by then": report.spread(sent) if sent else "",
+        "MB sent by then": tables.spread(sent) if sent else "",
     }
 
 
@@ -266,14 +265,14 @@ def _by_domain(result: RowResult) -> Cells:
         cell.held_out: [run["selected"]["test_score"] for run in cell.runs] for cell in result.cells
     }
     by_seed = np.array(list(tests.values()))
-    oracle = [report.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
+    oracle = [selection.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
     best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
     return {
         "selected by": result.config.select,
-        **{f"{domain}, %": report.percent(values) for domain, values in tests.items()},
-        "mean, %": report.percent(by_seed.mean(0)),
-        "worst, %": report.percent(by_seed.min(0)),
-        "mean by oracle, %": report.percent(np.mean(best, 0)),
+        **{f"{domain}, %": tables.percent(values) for domain, values in tests.items()},
+        "mean, %": tables.percent(by_seed.mean(0)),
+        "worst, %": tables.percent(by_seed.min(0)),
+        "mean by oracle, %": tables.percent(np.mean(best, 0)),
     }
 
 
@@ -413,7 +412,7 @@ def _by_penalty(result: RowResult) -> Cells:
     """Test accuracy by penalty, the mean over held-out domains."""
     tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
     return {
-        f"penalty {penalty:g}, %": "diverged" if test is None else report.percent(test.mean(0))
+        f"penalty {penalty:g}, %": "diverged" if test is None else tables.percent(test.mean(0))
         for penalty, test in tests.items()
     }
 

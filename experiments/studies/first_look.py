@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from .. import tables
 from ..flags import command
-from ..reporting import report
 from ..running.records import Record
 from ..studies import data_strips, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -104,7 +104,7 @@ def _columns(result: RowResult) -> Cells:
         "worst domain, %": study.percent(lines, "worst_score"),
         "training domains, %": study.percent(lines, "validation_score"),
         "selected by": rule,
-        "at round": report.spread([line["round"] for line in lines], ".0f"),
+        "at round": tables.spread([line["round"] for line in lines], ".0f"),
         "MB sent": study.megabytes(result),
     }
 

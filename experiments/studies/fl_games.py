@@ -17,9 +17,9 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
 
+from .. import tables
 from ..experiment.config import Config
 from ..flags import command
-from ..reporting import report
 from ..running.records import Record
 from ..studies import drawings, masks, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -152,8 +152,8 @@ def _columns(result: RowResult) -> Cells:
     rule = "the best validation" if rule == "validation" else f"the round of {rule}"
     return {
         "stopped": when,
-        "rounds": report.spread(rounds) if ends else f"> {result.config.rounds}",
-        "train, %": report.percent(train) if ends else "",
+        "rounds": tables.spread(rounds) if ends else f"> {result.config.rounds}",
+        "train, %": tables.percent(train) if ends else "",
         "test, %": study.percent(ends, "test_score"),
         "worst domain, %": study.percent(ends, "worst_score"),
         # A run that ends at its stop has no later round.

@@ -20,9 +20,9 @@ from fedjax_inv.types import Tree
 
 from ..reporting import figures, finished
 from ..reporting.finished import OneRun
-from ..reporting.tables import table
 from ..studies import drawings
 from ..studies.study import RowResult
+from ..tables import table
 
 IMAGES = (0, 11)  # of the test domain
 SAMPLES = 1000  # perturbed images per mask

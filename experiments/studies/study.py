@@ -21,6 +21,8 @@ from absl import flags
 
 from fedjax_inv.checks import UsageError
 
+from .. import comparison, report, selection, tables
+from ..comparison import Column, Scores
 from ..experiment import command_line, config, grid
 from ..experiment.config import Config
 from ..flags import command
@@ -34,20 +36,12 @@ from ..flags.flag import (
     flags_of,
 )
 from ..parts import machine
-from ..reporting import (
-    comparison,
-    evaluations,
-    origin,
-    report,
-    run_report,
-)
-from ..reporting.comparison import Column, Scores
-from ..reporting.tables import Part
 from ..running import divergence, files, launch, log, records
 from ..running.ahead import DEPTH, Ahead
 from ..running.launch import Launch, Shared
 from ..running.records import Line, Result, RunResult
 from ..studies import drawings
+from ..tables import Part
 
 _SEVERAL_CELLS = "the flags ask for several cells, by {}; for those there is sweep"
 
@@ -391,7 +385,7 @@ def run(
     row: Row,
     chosen: Config,
     ahead: Ahead | None = None,
-    write: launch.Report = run_report.write,
+    write: launch.Report = report.write,
     shared: Shared | None = None,
     label: str = "",
 ) -> RowResult:
@@ -413,7 +407,7 @@ def run(
     names = grid.folder_names(cells)
     finished = []
     for cell, result in zip(cells, results, strict=True):
-        picked = report.choose(row.label, result, chosen.select)
+        picked = selection.choose(row.label, result, chosen.select)
         if picked is None:
             held_out = cell.held_out or "test"
             finished.append(CellResult(held_out, [], [], result, place / names[cell.name]))
@@ -450,7 +444,7 @@ def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
 
 def why_none(result: RowResult) -> str:
     """The text for a row that is not complete: diverged, or none."""
-    texts = [report.why_none(cell.result) for cell in result.cells if not cell.runs]
+    texts = [selection.why_none(cell.result) for cell in result.cells if not cell.runs]
     return "diverged" if "diverged" in texts else "none"
 
 
@@ -463,12 +457,12 @@ def last_test(runs: Sequence[Any]) -> str:
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
-    best = {column.heading: comparison.best(column) for column in compared(study, results)}
+    marks = {column.heading: comparison.best(column) for column in compared(study, results)}
     lines = [line(paper, study, data, result) for result in results]
     for each in lines:
-        for heading, found in best.items():
+        for heading, found in marks.items():
             if each.get(heading):
-                each[heading] = found.mark(each[data], each[heading])
+                each[heading] = found.get(each[data], "{}").format(each[heading])
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     # A row that is not complete has few columns, in another order.
     complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
@@ -501,7 +495,7 @@ def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     """A cell, with the runs that did not diverge if nothing was selected."""
     if cell.runs:
         return cell
-    one = report.surviving(result.row.label, cell.result, result.config.select)
+    one = selection.choose(result.row.label, cell.result, result.config.select, surviving=True)
     return cell._replace(runs=one.runs) if one else cell
 
 
@@ -531,24 +525,24 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     """
     columns = compared(study, rows)
     found = comparison.differences(columns)
-    parts: list[Part] = [table(paper, study, data, rows), *report.comparing(columns, found)]
+    parts: list[Part] = [table(paper, study, data, rows), *comparison.comparing(columns, found)]
     cells = [
-        evaluations.Cell(row.row.label, row.config.select, cell.folder, cell.result)
+        report.Cell(row.row.label, row.config.select, cell.folder, cell.result)
         for row in rows
         for cell in row.cells
     ]
-    chosen = [report.choose(cell.label, cell.result, cell.rule) for cell in cells]
+    chosen = [selection.choose(cell.label, cell.result, cell.rule) for cell in cells]
     winners = [one for one in chosen if one]
     # Games serve by the state of their stop, which no rule of selection looks at.
     has_stops = any(row.config.thresholds for row in rows)
     if columns and len({one.label for one in winners}) > 1 and not has_stops:
-        parts.append(report.winners_table(winners))
-    report.write_forms(path, [*parts, _caption(paper, study)])
-    evaluations.write(path.with_name(f"{path.name}_runs.csv"), cells)
+        parts.append(tables.winners_table(winners))
+    tables.write_forms(path, [*parts, _caption(paper, study)])
+    report.write_runs(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
-    report.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
-    report.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
-    return report.printed(parts)
+    tables.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
+    tables.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
+    return tables.printed(parts)
 
 
 def _caption(paper: Paper, study: Study) -> str:
@@ -557,7 +551,7 @@ def _caption(paper: Paper, study: Study) -> str:
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
     """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
-    return report.percent([each[accuracy] for each in evaluations]) if evaluations else ""
+    return tables.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
 
 def _test_accuracy(line: Mapping[str, Any]) -> float:
@@ -573,7 +567,7 @@ def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> 
 
 def megabytes(result: RowResult) -> str:
     """The megabytes that clients downloaded and uploaded in a run."""
-    return report.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
+    return tables.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
 
 
 def _origin(
@@ -588,7 +582,7 @@ def _origin(
         text = ",".join(value) if isinstance(value, tuple) else value
         words += [f"--{field.name}={text}"] if text else []
     cells = [(cell.folder, cell.result) for row in results for cell in row.cells]
-    return origin.of([*words, *options.overrides], cells)
+    return report.origin([*words, *options.overrides], cells)
 
 
 def run_all(paper: Paper, options: Options) -> str:
@@ -633,8 +627,8 @@ def run_all(paper: Paper, options: Options) -> str:
 
         def write(*finished: Any) -> str:
             if study.draws_rows:
-                drawn.append(draw_ahead(partial(run_report.draw, *finished)))
-            return run_report.write_table(*finished)
+                drawn.append(draw_ahead(partial(report.draw, *finished)))
+            return report.write_table(*finished)
 
         done = 0
         shared = Shared()

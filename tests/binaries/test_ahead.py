@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv_experiments import report
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import launch, loop, progress
 from fedjax_inv_experiments.running.ahead import Ahead
 from runs import metrics, no_figures
 
-run = functools.partial(launch.run, in_folders=True, report=run_report.write)
+run = functools.partial(launch.run, in_folders=True, report=report.write)
 
 
 def tiny(folder: Path, **changes: object) -> Config:

@@ -1,10 +1,7 @@
 """Comparisons of methods: differences by seed, what is bold, and the files of a sweep or study."""
 
-import csv
 import math
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,12 +11,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedjax_inv_experiments import comparison, report, selection, tables
+from fedjax_inv_experiments.comparison import Column
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts.objective import Measure
-from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import comparison, evaluations, report, tables
-from fedjax_inv_experiments.reporting.comparison import Column
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from fedjax_inv_experiments.selection import RULES
 from fedjax_inv_experiments.studies import fl_games, study
 from runs import line
 
@@ -54,13 +51,12 @@ def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
     ("scores", "first", "as_good"),
     [
         ({"a": [0.5]}, "", ""),
-        ({"a": [0.5], "b": [0.4]}, "a", ""),
         ({"a": [0.5], "b": [0.5], "c": [0.4]}, "ab", ""),
         # The seeds differ much, but within each the second one is better by about the same.
         ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.61, 1.0]}, "b", ""),
         # By exactly the same in all seeds: the interval has no width, and says nothing.
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", "a"),
         ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "b", "a"),
+        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", "a"),
         ({"a": [0.1, 0.2], "b": [0.9, NAN]}, "", ""),  # nothing to be compared with
         ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.101]}, "a", ""),
     ],
@@ -69,11 +65,10 @@ def test_the_best_and_those_as_good(
     scores: dict[str, list[float]], first: str, as_good: str
 ) -> None:
     column = Column("test", pd.DataFrame(scores))
-    found = comparison.best(column)
-    assert (found.first, found.as_good) == (set(first), set(as_good))
-    marks = {name: found.mark(name, "1") for name in scores}
-    expected = {name: "1" for name in scores} | dict.fromkeys(first, tables.bold("1"))
-    assert marks == expected | dict.fromkeys(as_good, tables.italic("1"))
+    expected = dict.fromkeys(first, comparison.BOLD) | dict.fromkeys(as_good, comparison.ITALIC)
+    assert comparison.best(column) == expected
+    errors = Column("test", -column.scores, Measure("error", higher_is_better=False))
+    assert comparison.best(errors) == expected
 
 
 # Method -> learning rate -> the accuracies of the seeds, NaN where a run diverged.
@@ -141,36 +136,12 @@ def rows_of(text: str) -> list[list[list[str]]]:
     ]
 
 
-def check_latex(path: Path) -> None:
-    """Each table has rows of as many cells as columns, and braces match; LaTeX takes it."""
-    text = path.read_text()
-    plain = re.sub(r"\\([&%$#_{}]|\^\{\})", "", text)  # without escaped characters
-    assert plain.count("{") == plain.count("}")
-    body = re.sub(r"^%.*$", "", plain, flags=re.MULTILINE)
-    assert not set("%#_~^±") & set(body)
-    assert body.count("$") % 2 == 0
-    places = re.findall(r"\\begin\{tabular\}\{(l+)\}(.*?)\\end\{tabular\}", body, re.DOTALL)
-    assert places
-    for columns, inside in places:
-        rows = [row for row in inside.split(r"\\") if "&" in row]
-        assert len(rows) >= 2
-        assert {row.count("&") + 1 for row in rows} == {len(columns)}
-        for name in ("toprule", "midrule", "bottomrule"):
-            assert inside.count(f"\\{name}") == 1
-    if shutil.which("pdflatex"):
-        head = r"\documentclass{article}\usepackage{booktabs}\begin{document}"
-        whole = path.with_name("whole.tex")
-        whole.write_text(f"{head}\n\\input{{{path.name}}}\n\\end{{document}}\n")
-        command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", whole.name]
-        subprocess.run(command, cwd=path.parent, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a sweep with one held-out domain, and what is printed."""
     folder = tmp_path_factory.mktemp("swept")
     results = [(name, finished(name, rates, "45_%")) for name, rates in GRID.items()]
-    text = report.write(folder, results, title="100% of $x$", paper={})
+    text = tables.write(folder, results, title="100% of $x$", paper={})
     return folder, text
 
 
@@ -193,25 +164,21 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     assert differ[0] == [f"difference from {name}", *headings]
     assert [row[:2] for row in differ[1:]] == [["fedipg", of_fedipg], ["moon", of_moon]]
     assert [row[3:] for row in differ[1:]] == [[of_fedipg, ""], [of_moon, "1"]]
-    assert comparison.about_differences() in text
-    assert ", of shares in percentage points, " in text
     assert winner[1:] == [
         ["45_%", "fedipg", "learning_rate=0.1", "10.0 ± 0.0", "80.0 ± 9.0", "70.0 ± 9.0"]
     ]
     written = (folder / "table.md").read_text()
     assert written.startswith("# 100% of $x$\n\n")
     assert rows_of(written)[:3] == [test, differ, winner]
-    with (folder / "differences.csv").open() as file:
-        found = [*csv.DictReader(file)]
-    pairs = [(one["method"], one["other"]) for one in found[::3]]
-    assert pairs == [("fedipg", "fed_avg|x"), ("moon", "fed_avg|x"), ("moon", "fedipg")]
-    assert float(found[0]["mean"]) == pytest.approx(0.2)
-    assert (found[-1]["seeds"], found[-1]["seeds_left_out"]) == ("2", "1")
+    found = pd.read_csv(folder / "differences.csv")
+    pairs = [*zip(found["method"], found["other"], strict=True)]
+    assert pairs[::3] == [("fedipg", "fed_avg|x"), ("moon", "fed_avg|x"), ("moon", "fedipg")]
+    assert found["mean"][0] == pytest.approx(0.2)
+    assert found.iloc[-1][["seeds", "seeds_left_out"]].tolist() == [2, 1]
 
 
 def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
-    folder, _ = swept
-    ((head, *rows),) = rows_of((folder / "grid.md").read_text())
+    ((head, *rows),) = rows_of((swept[0] / "grid.md").read_text())
     assert [row[:5] for row in rows] == [
         ["fed_avg\\|x", "45_%", "learning_rate=0.1", "yes", "0 of 3"],
         ["fed_avg\\|x", "45_%", "learning_rate=0.2", "", "0 of 3"],
@@ -223,28 +190,21 @@ def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
     assert [row[at] for row in rows][3:] == ["99.0 ± 0.0", "25.0 ± 7.1"]
 
 
-def test_tables_of_errors_say_that_lower_is_better(tmp_path: Path) -> None:
-    error = Measure("absolute error", higher_is_better=False, is_share=False)
-    results = [
-        (name, msgspec.structs.replace(finished(name, {0.1: of}, "0"), score=error))
-        for name, of in (("fedavg", [0.5, 0.6]), ("fedprox", [0.4, 0.7]))
-    ]
-    text = report.write(tmp_path, results, title="", paper={})
-    assert "| held-out absolute error, lower is better " in text
-    written = (tmp_path / "table.md").read_text()
-    assert "| absolute error by domain, lower is better " in written
-    assert "Differences from the method in the heading, seed by seed: " in text
-    assert "percentage" not in written
-
-
 @pytest.mark.parametrize("name", ["table", "grid"])
 def test_tables_in_latex(swept: tuple[Path, str], name: str) -> None:
-    folder, _ = swept
-    check_latex(folder / f"{name}.tex")
-    text = (folder / f"{name}.tex").read_text()
+    """Each table has rows of as many cells as columns, and special characters are escaped."""
+    text = (swept[0] / f"{name}.tex").read_text()
     assert r"100\% of \$x\$" in text
     assert r"fed\_avg|x" in text
     assert (r"\textbf{70.0 $\pm$ 9.0}" in text) == (name == "table")
+    plain = re.sub(r"\\([&%$#_{}]|\^\{\})|^%.*$", "", text, flags=re.MULTILINE)
+    assert plain.count("{") == plain.count("}")
+    assert not set("%#_~^±") & set(plain)
+    places = re.findall(r"\\begin\{tabular\}\{(l+)\}(.*?)\\end\{tabular\}", plain, re.DOTALL)
+    assert places
+    for columns, inside in places:
+        rows = [row for row in inside.split(r"\\") if "&" in row]
+        assert {row.count("&") + 1 for row in rows} == {len(columns)}
 
 
 def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> None:
@@ -258,7 +218,7 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
         for name, by_domain in of_domains.items()
         for held_out, of in by_domain.items()
     ]
-    text = report.write(tmp_path, results, title="", paper={"fedipg": "94.3"})
+    text = tables.write(tmp_path, results, title="", paper={"fedipg": "94.3"})
     test, differ, winners = rows_of(text)
     ends = ["at round", "at the last round", "paper"]
     assert test[0][1:] == ["0", "45_%", "mean", "worst domain", *ends]
@@ -266,63 +226,45 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
     assert test[2][1:] == [*tests, "10.0 ± 0.0", "**65.0 ± 0.0**", "94.3"]
     assert differ[0][1:] == [*test[0][1:5], "at the last round"]
     assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
-
-
-def logged(monkeypatch: pytest.MonkeyPatch, results: Mapping[str, Result]) -> None:
-    """Makes the log of each method the one of `log_of`."""
-
-    def read(folder: Path, done: int) -> list[Line]:
-        cell = results[folder.name].cell
-        assert done == 10
-        return log_of(GRID[folder.name], cell.held_out or "")
-
-    monkeypatch.setattr(evaluations.log, "read", read)
+    error = Measure("absolute error", higher_is_better=False, is_share=False)
+    errors = [(name, msgspec.structs.replace(result, score=error)) for name, result in results]
+    text = tables.write(tmp_path, errors, title="", paper={})
+    assert "| held-out absolute error, lower is better " in text
+    assert "percentage" not in text
+    assert rows_of(text)[0][1][3:5] == ["**0.45 ± 0.1**", "**0.5 ± 0.1**"]
 
 
 def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = {name: finished(name, rates, "45_%") for name, rates in GRID.items()}
-    logged(monkeypatch, results)
+    monkeypatch.setattr(report.log, "read", lambda folder, done: log_of(GRID[folder.name], "45_%"))
     cells = [
-        evaluations.Cell(f"{name} !", "validation", tmp_path / name, result)
+        report.Cell(f"{name} !", "validation", tmp_path / name, result)
         for name, result in results.items()
     ]
-    evaluations.write(tmp_path / "runs.csv", cells)
-    with (tmp_path / "runs.csv").open() as file:
-        rows = [*csv.DictReader(file)]
-    expected = {name: log_of(rates, "45_%") for name, rates in GRID.items()}
-    every = [
-        (name, one, domain)
-        for name, lines in expected.items()
-        for one in lines
+    report.write_runs(tmp_path / "runs.csv", cells)
+    rows = pd.read_csv(tmp_path / "runs.csv")
+    expected = [
+        (f"{name} !", name, one.run, one.seed, one.round, domain)
+        for name, rates in GRID.items()
+        for one in log_of(rates, "45_%")
         for domain in ("0", "45_%")
     ]
-    assert len(rows) == len(every) == 60
-    for row, (name, one, domain) in zip(rows, every, strict=True):
-        assert (row["method"], row["algorithm"], row["held_out"]) == (f"{name} !", name, "45_%")
-        assert (int(row["run"]), int(row["seed"]), int(row["round"])) == (
-            one.run,
-            one.seed,
-            one.round,
-        )
-        assert float(row["learning_rate"]) == one.hyper["learning_rate"]
-        # A setting with the name of another column.
-        assert row["set.split"] == ("true" if name == "fedipg" else "")
-        assert (row["domain"], float(row["score"]), row["loss"]) == (domain, 0.25, "")
-        assert row["split"] == ("test" if domain == "45_%" else "validation")
-        assert float(row["test_score"]) == one.test_score
-        assert float(row["validation_score"]) == one.validation_score
-        assert (row["worst_domain"], row["train_loss"]) == ("test", "")
-        assert float(row["train_metrics.invariance"]) == 0.5
-        assert (int(row["bytes"]), float(row["seconds"])) == (one.bytes, one.seconds)
-        assert row["diverged"] == str(one.diverged).lower()
-        picked = "" if one.diverged else "validation last oracle" if one.round == 10 else ""
-        assert (row["rule"], row["picked_by"]) == ("validation", picked)
-        is_best = name != "moon" and one.hyper["learning_rate"] == 0.1 and one.round == 10
-        assert row["selected"] == str(is_best).lower()
-    assert not any("by_round" in name or name == "hyper" for name in rows[0])
-    frame = pd.read_csv(tmp_path / "runs.csv")
-    scores = frame[frame.selected].pivot(index="seed", columns=["method", "domain"], values="score")
-    assert scores.shape == (3, 4)
+    names = ["method", "algorithm", "run", "seed", "round", "domain"]
+    assert [*rows[names].itertuples(index=False, name=None)] == expected
+    lines = [one for rates in GRID.values() for one in log_of(rates, "45_%") for _ in range(2)]
+    for name in ("test_score", "validation_score", "bytes", "seconds", "diverged"):
+        assert rows[name].tolist() == [one[name] for one in lines]
+    assert rows["learning_rate"].tolist() == [one.hyper["learning_rate"] for one in lines]
+    # A setting with the name of another column.
+    assert rows["set.split"].notna().equals(rows["algorithm"] == "fedipg")
+    assert (rows["split"] == "test").equals(rows["domain"] == "45_%")
+    assert set(rows["score"]) == {0.25}
+    assert set(rows["train_metrics.invariance"]) == {0.5}
+    is_best = (rows.algorithm != "moon") & (rows.learning_rate == 0.1) & (rows["round"] == 10)
+    assert (rows["selected"]).equals(is_best)
+    picked = rows["picked_by"] == "validation last oracle"
+    assert picked.equals((rows["round"] == 10) & ~rows["diverged"])
+    assert not any("by_round" in name or name == "hyper" for name in rows)
 
 
 def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,11 +272,11 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     results = {
         name: finished(name, {0.1: GRID[name][0.1]}, "45_%") for name in ("fed_avg|x", "fedipg")
     }
-    monkeypatch.setattr(evaluations.log, "read", lambda folder, done: [])
+    monkeypatch.setattr(report.log, "read", lambda folder, done: [])
     chosen = config.of(watch_examples=10, rounds=10)
     rows = []
     for name, result in results.items():
-        picked = report.choose(name, result)
+        picked = selection.choose(name, result)
         assert picked is not None
         logs = [[run.last] for run in picked.runs]
         cell = study.CellResult("45_%", picked.runs, logs, result, tmp_path / name)
@@ -345,13 +287,9 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     place = test[0].index("test, %")
     assert [row[place] for row in test[1:]] == ["50.0 ± 10.0", "**70.0 ± 9.0**", "75"]
     assert differ[0][:3] == ["difference from fed_avg\\|x", "test, %", "worst domain, %"]
-    assert differ[1][1].startswith("+20.0 [")
     assert winners[1][:2] == ["45_%", "fedipg"]
-    names = ["", "_differences.csv", "_grid.md", "_grid.tex", "_runs.csv"]
-    endings = [".md", ".tex", *names[1:]]
+    endings = [".md", ".tex", "_differences.csv", "_grid.md", "_grid.tex", "_runs.csv"]
     assert {path.name for path in tmp_path.iterdir()} == {f"methods{name}" for name in endings}
-    assert paper.caption in (tmp_path / "methods.md").read_text()
-    check_latex(tmp_path / "methods.tex")
     # A row in which a seed diverged, in a study of methods and in one of other rows.
     moon = finished("moon", GRID["moon"], "45_%")
     rows.append(
@@ -361,16 +299,3 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
     assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
     assert study.compared(paper.studies["classes"], rows) == []
-
-
-def test_of_errors_the_lowest_is_best() -> None:
-    measure = Measure("error", higher_is_better=False, is_share=False)
-    values = {"good": (1.0, 1.2, 1.1), "as good": (1.1, 1.1, 1.2), "bad": (3.0, 3.1, 3.3)}
-    of_seeds = pd.DataFrame(values)
-    found = comparison.best(comparison.Column("error", of_seeds, measure))
-    assert (found.first, found.as_good) == ({"good"}, {"as good"})
-    shares = comparison.best(comparison.Column("share", of_seeds))
-    assert (shares.first, shares.as_good) == ({"bad"}, set())
-    differences = comparison.differences([comparison.Column("error", of_seeds, measure)])
-    table = comparison.differences_table(differences, measure)
-    assert table["error"]["bad"].startswith("+2.03 [")

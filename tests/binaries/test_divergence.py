@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from fedjax_inv_experiments import selection, tables
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.reporting import report, tables
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -107,17 +107,17 @@ def entries(text: str) -> list[list[str]]:
 def test_a_diverged_run_never_wins() -> None:
     """Nor does a setting of which some seeds diverged, although its accuracy is the best."""
     for rule in ("validation", "last"):
-        chosen = report.choose("fedavg", result(RATES), rule)
+        chosen = selection.choose("fedavg", result(RATES), rule)
         assert chosen is not None
         assert chosen.hyper == {"learning_rate": 0.01}
         assert not any(run.diverged for run in chosen.runs)
-    assert report.choose("fedavg", result({0.1: ({1}, 0.8)})) is None
+    assert selection.choose("fedavg", result({0.1: ({1}, 0.8)})) is None
 
 
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     stops = [Stop(0.6, None)]
     cells = [("good", result(RATES, stops)), ("bad", result(ALL, stops))]
-    printed = report.write(tmp_path, cells, title="", paper={})
+    printed = tables.write(tmp_path, cells, title="", paper={})
     text = (tmp_path / "table.md").read_text()
     by_heading = {
         rows[0][0]: {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
@@ -145,8 +145,8 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
     picked = line(5, 0.5, domains=found, worst_score=0.5)
     good = result({0.1: (set(), 0.5)})
     good |= {"runs": [good.runs[0] | {"by_rule": {"validation": picked}}]}
-    rows = report.selected([("good", good), ("bad", result(ALL))])
-    assert report.domains_table(rows).to_numpy().tolist() == [
+    rows = tables.selected([("good", good), ("bad", result(ALL))])
+    assert tables.domains_table(rows).to_numpy().tolist() == [
         ["good", "", "50.0", "50.0"],
         ["bad", "diverged", "diverged", ""],
     ]
@@ -155,7 +155,7 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
 def test_the_tables_of_papers_count_what_diverged() -> None:
     def finished(rates: Rates) -> study.RowResult:
         of = result(rates)
-        picked = report.choose("x", of)
+        picked = selection.choose("x", of)
         runs = picked.runs if picked else []
         cell = study.CellResult("80", runs, [[] for _ in runs], of)
         return study.RowResult(study.Row("x", ()), config.of(), [cell])

@@ -19,13 +19,13 @@ import pytest
 import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import sweep, train
+from fedjax_inv_experiments import selection, sweep, tables, train
 from fedjax_inv_experiments.experiment import assemble, config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
-from fedjax_inv_experiments.reporting import report, run_figures
+from fedjax_inv_experiments.reporting import run_figures
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, loop, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
@@ -320,11 +320,11 @@ def test_a_marked_run_is_never_selected(
     result = records.read(folder / "fedipg-80" / "result.json", Result)
     diverged = [run.diverged for run in result.runs]
     assert diverged == [run.hyper["learning_rate"] > 1 for run in result.runs]
-    chosen = report.choose("fedipg", result)
+    chosen = selection.choose("fedipg", result)
     assert chosen is not None
     assert chosen.hyper["learning_rate"] in (0.1, 0.3)
     result |= {"runs": [run for run in result.runs if run.diverged]}
-    told = report.write(tmp_path, [("fedipg", result)], title="", paper={})
+    told = tables.write(tmp_path, [("fedipg", result)], title="", paper={})
     assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
     # A figure of an earlier selection is none of these runs.
@@ -413,12 +413,12 @@ def test_selection_goes_by_validation_and_never_by_test() -> None:
 
     runs = [run(0.1, 0, 0.8, 0.1), run(0.1, 1, 0.7, 0.2), run(0.2, 0, 0.9, 0.9)]
     runs.append(run(0.2, 1, 0.5, 0.9))
-    chosen = report.choose("fedavg", Result(cell_of("80"), runs))
+    chosen = selection.choose("fedavg", Result(cell_of("80"), runs))
     assert chosen is not None
     assert chosen.hyper == {"learning_rate": 0.1}
     assert [line.test_score for line in chosen.selected] == [0.1, 0.2]
-    assert report.percent([0.1, 0.2]) == "15.0 ± 7.1"
-    assert report.percent([0.1]) == "10.0"
+    assert tables.percent([0.1, 0.2]) == "15.0 ± 7.1"
+    assert tables.percent([0.1]) == "10.0"
 
 
 def test_labels_name_only_what_differs() -> None:
@@ -446,7 +446,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
         results = [(label, result(domain, gone)) for label, domain, gone in cells]
-        text = report.write(tmp_path, results, title="", paper={})
+        text = tables.write(tmp_path, results, title="", paper={})
         lines = [line.strip("|").split("|") for line in text.splitlines()]
         return [[each.strip() for each in line] for line in lines if len(line) > 1]
 

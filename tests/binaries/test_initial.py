@@ -15,11 +15,11 @@ import pytest
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
+from fedjax_inv_experiments import report
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.assemble import Assembled
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import watching
-from fedjax_inv_experiments.reporting import run_report
 from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, halved, jobs, metrics, no_figures, ran, states
 
@@ -48,7 +48,7 @@ BEFORE: dict[str, Any] = dict(
 )
 
 
-run = functools.partial(launch.run, report=run_report.write)
+run = functools.partial(launch.run, report=report.write)
 
 
 def assembled(chosen: Config) -> Assembled:

@@ -2,16 +2,14 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import show_data
 from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.reporting import data_figures, figures, tables
+from fedjax_inv_experiments.reporting import data_figures, figures
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 
@@ -24,41 +22,6 @@ def data(tmp_path: Path) -> str:
     x = rng.integers(0, 255, (48, 4, 4), np.uint8)
     np.savez(tmp_path / "names.npz", x=x, y=y, domain=np.array(NAMES)[np.arange(48) // 12])
     return str(tmp_path / "names.npz")
-
-
-def columns(*headings: str) -> tables.Columns[tuple[Any, ...]]:
-    """Columns of tuples, which take the entries in order."""
-    return [(heading, lambda row, at=at: row[at]) for at, heading in enumerate(headings)]
-
-
-def test_a_bar_of_a_name_is_no_border() -> None:
-    text = tables.table([("a|b", 1), ("c", 2.5)], columns("x|y", "n"))
-    head, _, line = text.splitlines()[:3]
-    assert head.startswith("| x\\|y ")
-    assert line.startswith("| a\\|b ")
-    assert line.replace("\\|", "").count("|") == 3
-
-
-ROWS = [("a,b", 1.5, None), ("50% of $x_1$", "diverged", "")]
-
-
-def test_tables_in_all_forms() -> None:
-    heads = columns("run", "test, %", "paper")
-    assert tables.table(ROWS, heads).splitlines() == [
-        "| run          | test, %   | paper   |",
-        "|--------------|-----------|---------|",
-        "| a,b          | 1.5       |         |",
-        "| 50% of $x_1$ | diverged  |         |",
-    ]
-    assert tables.table(ROWS, heads, align="right").splitlines()[2:] == [
-        "| a,b          |       1.5 |         |",
-        "| 50% of $x_1$ |  diverged |         |",
-    ]
-    frame = pd.DataFrame(ROWS, columns=[heading for heading, _ in heads])
-    lines = [line.strip() for line in tables.text(frame, "latex").splitlines()]
-    assert lines[0] == r"\begin{tabular}{lll}"
-    assert r"50\% of \$x\_1\$ & diverged  &         \\" in lines
-    assert set(tables.FORMS) == {"markdown", "latex"}
 
 
 def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:

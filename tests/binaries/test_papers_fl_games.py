@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from absl import flags
 
+from fedjax_inv_experiments import tables
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.reporting import tables
 from fedjax_inv_experiments.running import loop
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row

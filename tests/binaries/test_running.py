@@ -15,16 +15,16 @@ from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome, Training
 from fedjax_inv.rounds import State
+from fedjax_inv_experiments import tables
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import report
 from fedjax_inv_experiments.running import files, log, loop, provenance, records, selected, summary
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
 from fedjax_inv_experiments.running.selected import SelectedStates
+from fedjax_inv_experiments.selection import RULES
 from runs import line
 
 CHOSEN = config.of(rounds=6, eval_every=3, seeds=(0, 1), resume=True)
@@ -245,7 +245,7 @@ def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
     assert (found["worst_domain"], found["worst_score"]) == (
         ("30", 0.7) if measure.higher_is_better else ("0", 0.9)
     )
-    shown = [report.score_on(domain) for domain in found["domains"].values()]
+    shown = [tables.score_on(domain) for domain in found["domains"].values()]
     np.testing.assert_array_equal(shown, [0.9, np.nan, 0.7, 0.8])
     none = valid._replace(score=np.zeros(3), size=np.zeros(3, int))
     found = summary._by_domain(cell, measure, ["0", "15", "30"], none, test)

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments.parts import selection
-from fedjax_inv_experiments.parts.selection import RULES
-from fedjax_inv_experiments.reporting import report
+from fedjax_inv_experiments import selection, tables
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
+from fedjax_inv_experiments.selection import RULES
 
 
 def line(round: int, accuracies: tuple[float, ...], test: float, examples: int = 400) -> Line:
@@ -63,8 +62,8 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
     cell = Cell("fl_games", {}, "test", [Run(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
-    rows = report.selected([("fl_games", result)])
-    assert [*report.choices_table(rows)["at round"]] == ["8"]
+    rows = tables.selected([("fl_games", result)])
+    assert [*tables.choices_table(rows)["at round"]] == ["8"]
 
 
 def test_only_the_oracle_looks_at_the_test() -> None:
@@ -138,8 +137,8 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         hyper = {"rate": rate}
         return RunResult(seed, hyper, diverged, picked, lines[-1])
 
-    def chosen(rule: str, *several: RunResult) -> report.Chosen | None:
-        return report.choose("fedipg", Result(cell, list(several)), rule)
+    def chosen(rule: str, *several: RunResult) -> selection.Chosen | None:
+        return selection.choose("fedipg", Result(cell, list(several)), rule)
 
     never = [line(5, (0.8, 0.95), 0.05)]
     both = run(0.1, LINES), run(0.2, never)
@@ -185,6 +184,6 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         ([bad, run(0.2, never, seed=1)], "diverged"),
         ([bad, run(0.1, never)], "none"),
     ):
-        assert report.why_none(Result(cell, several)) == why
+        assert selection.why_none(Result(cell, several)) == why
     cells = [(str(len(runs)), Result(cell, list(runs))) for runs in (both, [run(0.2, never)])]
-    assert [*report.table(report.selected(cells, "agreement"), {})["0.9"]][1] == "none"
+    assert [*tables.main_table(tables.selected(cells, "agreement"), {})["0.9"]][1] == "none"

@@ -162,7 +162,7 @@ def test_classes_with_more_outputs_than_classes(
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
     found = evaluate.scored(runs, [of])
-    text = evaluate.tables(found)
+    text = evaluate.printed(found)
     assert "| a " in text
     assert "cat" not in text
     drawn = []

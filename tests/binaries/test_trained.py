@@ -23,11 +23,11 @@ from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import evaluate, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
-from fedjax_inv_experiments.parts.selection import RULES
 from fedjax_inv_experiments.reporting import export, finished, predictions
 from fedjax_inv_experiments.running import checkpoints, loop, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
+from fedjax_inv_experiments.selection import RULES
 from runs import Ran, go_on, halved, line, metrics, no_figures, ran, states
 
 

@@ -18,10 +18,9 @@ from PIL import Image
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv_experiments import evaluate, show_data, train
+from fedjax_inv_experiments import evaluate, show_data, tables, train
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import errors, outside
-from fedjax_inv_experiments.reporting import tables
 from runs import Ran, no_figures, parsed, ran
 
 OWN = """

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..parts.objective import ACCURACY, Measure
-from ..reporting.tables import bold, italic
+from .parts.objective import ACCURACY, Measure
 
+# Characters that no text has stand around a bold or italic text until `tables` writes it.
+BOLD, ITALIC = "\ue000{}\ue001", "\ue002{}\ue003"
 _NO_WIDTH = 1e-9  # equal differences of scores differ by rounding
 _FIELDS = ("method", "other", "column", "seeds", "seeds_left_out", "mean", "low", "high")
 
@@ -47,48 +48,34 @@ def differences(columns: Sequence[Column]) -> pd.DataFrame:
     """
     names = dict.fromkeys(name for column in columns for name in column.scores)
     rows = []
-    for one, two in itertools.combinations(names, 2):
-        for heading, scores, _ in columns:
-            if one in scores and two in scores:
-                of_seeds = scores[two] - scores[one]
-                values = of_seeds[np.isfinite(of_seeds)]
-                if len(values) > 1:
-                    counts = len(values), len(of_seeds) - len(values)
-                    rows.append((two, one, heading, *counts, *interval(values.to_numpy())))
+    for (one, two), column in itertools.product(itertools.combinations(names, 2), columns):
+        if {one, two} <= {*column.scores}:
+            of_seeds = column.scores[two] - column.scores[one]
+            values = of_seeds[np.isfinite(of_seeds)]
+            if len(values) > 1:
+                counts = len(values), len(of_seeds) - len(values)
+                rows.append((two, one, column.heading, *counts, *interval(values.to_numpy())))
     return pd.DataFrame(rows, columns=[*_FIELDS])
 
 
-class Best(NamedTuple):
-    """The methods that are best in a column."""
+def best(column: Column) -> dict[str, str]:
+    """How a column of two or more methods with a score of each seed marks them: method -> "{}".
 
-    first: frozenset[str] = frozenset()  # with the best mean
-    # the 95% interval of the difference from it contains 0, or has no width and says nothing
-    as_good: frozenset[str] = frozenset()
-
-    def mark(self, method: str, text: str) -> str:
-        """A method's cell of a table: bold if it is best, in italics if it may be as good."""
-        return (
-            bold(text) if method in self.first else italic(text) if method in self.as_good else text
-        )
-
-
-def best(column: Column) -> Best:
-    """The best of two or more methods with a score of each seed."""
-    scores = column.scores.astype(float)
-    if not column.measure.higher_is_better:
-        scores = -scores
+    Bold: the best mean. Italics: the 95% interval of the difference from it contains 0, or has no
+    width and says nothing.
+    """
+    scores = column.scores.astype(float) * (1 if column.measure.higher_is_better else -1)
     scores = scores.loc[:, np.isfinite(scores).all()]
     if len(scores.columns) < 2:
-        return Best()
+        return {}
     means = scores.mean()
     first = means.index[means == means.max()]
-    as_good = set()
-    if len(scores) > 1:
-        for name in scores.columns.difference(first):
-            _, low, high = interval((scores[first[0]] - scores[name]).to_numpy())
-            if low <= 0 or high - low < _NO_WIDTH:
-                as_good.add(name)
-    return Best(frozenset(first), frozenset(as_good))
+    marks = dict.fromkeys(first, BOLD)
+    for name in scores.columns.difference(first) if len(scores) > 1 else ():
+        _, low, high = interval((scores[first[0]] - scores[name]).to_numpy())
+        if low <= 0 or high - low < _NO_WIDTH:
+            marks[name] = ITALIC
+    return marks
 
 
 BEST = (
@@ -97,31 +84,35 @@ BEST = (
 )
 
 
-def differences_table(found: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
-    """The differences of each method from the first one, a row for each method."""
+def comparing(
+    columns: Sequence[Column], found: pd.DataFrame, measure: Measure = ACCURACY
+) -> list[pd.DataFrame | str]:
+    """What stands below a table: what its marks say, and the differences from its first method.
+
+    columns: those of the table. found: the differences.
+    """
+    parts: list[pd.DataFrame | str] = [BEST] if any(map(best, columns)) else []
+    if found.empty:
+        return parts
     first = found["other"].iloc[0]
     found = found[found["other"] == first]
     style = "+z.1f" if measure.is_share else "+z.3g"
 
-    def text(one: pd.Series) -> str:
+    def cell(one: pd.Series) -> str:
         mean, low, high = (f"{measure.factor * one[x]:{style}}" for x in ("mean", "low", "high"))
         return f"{mean} [{low}, {high}], n={one['seeds']}"
 
-    cells = found.assign(text=found.apply(text, axis=1))
+    cells = found.assign(text=found.apply(cell, axis=1))
     table = cells.pivot_table("text", "method", "column", aggfunc="last", sort=False)
     table = table[[*dict.fromkeys(found["column"])]]
     left_out = found.groupby("method")["seeds_left_out"].max()
     if left_out.any():
         table["seeds left out"] = left_out.astype(str).where(left_out > 0, "")
     table.insert(0, f"difference from {first}", table.index)
-    return table
-
-
-def about_differences(measure: Measure = ACCURACY) -> str:
-    """The text below `differences_table`."""
     points = ", of shares in percentage points" if measure.is_share else ""
-    return (
+    about = (
         f"Differences from the method in the heading{points}, seed by seed: the mean over n seeds "
         "and its 95% interval by Student's t, not corrected for the number of comparisons. A seed "
         "in which a method has no number, such as a diverged run, is left out."
     )
+    return [*parts, table, about]

@@ -1,0 +1,214 @@
+"""The report of a run or a sweep: its tables, figures, runs.csv, metrics.csv and result.json."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pandas as pd
+
+from fedjax_inv.checks import UsageError
+
+from . import selection, tables
+from .experiment.assemble import Assembled
+from .experiment.config import Config
+from .reporting import data_figures, predictions, run_figures
+from .reporting.finished import NotSaved
+from .running import files, log, provenance
+from .running import folder as folders
+from .running.launch import FinishedCell
+from .running.records import Origin, Result, Sweep
+from .tables import Part
+
+
+def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+    """Writes tables and figures, and returns the text to print. finished: the cells in order."""
+    draw(assembled, folder, finished)
+    return write_table(assembled, folder, finished)
+
+
+def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> None:
+    """Writes the figures."""
+    config, path = assembled.config, folder / "partition.png"
+    held_out, seed = assembled.cells[0].held_out, config.seeds[0]
+    dataset, split = assembled.as_seen(held_out, seed)
+    is_wrong = dataset.y != assembled.dataset.y
+    title = data_figures.title_of(config.title, held_out, seed)
+    data_figures.draw_partition(path, dataset, split, is_wrong, title=title)
+    run_figures.write(folder, finished, title=_title(config), rule=config.select)
+
+
+def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+    """Writes the tables, runs.csv and result.json, and returns the text to print."""
+    config, title = assembled.config, _title(assembled.config)
+    paper = dict(entry.split("=", 1) for entry in config.paper)
+    rule = config.select
+    results = [(cell.label, cell.result) for cell in finished]
+    more: list[Part] = []
+    if config.metrics:
+        more = _metrics(assembled, folder, finished)
+    else:
+        files.remove(folder / "metrics.csv")
+    text = tables.write(folder, results, title=title, paper=paper, rule=rule, more=more)
+    write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in finished])
+    if finished[0].folder != folder:  # a cell in the run folder has written its result already
+        files.write_json(folder / "result.json", Sweep(title, [cell.result for cell in finished]))
+    where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
+    if (folder / "curves.png").exists():  # not where every run diverged
+        where += f" Curves: {folder / 'curves.png'}."
+    if others := _others(folder, finished):
+        where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
+    return f"\n{title}\n\n{text}\n\n{selection.explained(rule)}\n{where}"
+
+
+def _others(folder: Path, finished: Sequence[FinishedCell]) -> list[str]:
+    """The names of the folders in a sweep's that hold cells of an earlier, wider sweep."""
+    of_this = {cell.folder for cell in finished}
+    if folder in of_this:  # a run of `train` has no folders of cells
+        return []
+    there = {path.parent for path in folder.glob("*/config.json")}
+    return sorted(path.name for path in there - of_this)
+
+
+def _title(config: Config) -> str:
+    count = len(config.seeds)
+    seeds = "one seed" if count == 1 else f"{count} seeds"
+    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
+    return f"{config.title}, {config.model}, {rounds}, {seeds}"
+
+
+def _metrics(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> list[Part]:
+    """Writes metrics.csv, and returns the table of --metrics: a row for each cell and domain.
+
+    A line below the table names each run whose state is not there any more.
+    """
+    config, classes = assembled.config, assembled.dataset.classes
+    rows: list[dict[str, Any]] = []
+    lacking: list[str] = []
+    for cell in finished:
+        chosen = selection.choose(cell.label, cell.result, config.select)
+        if chosen is None:
+            continue
+        runs = predictions.of_folder(cell.folder, assembled)
+        algorithm = runs.algorithm(chosen.indices[0])
+        about = {"algorithm": cell.label, "held_out": chosen.held_out}
+        of = "" if len(finished) == 1 else f" of {cell.label}, held out {chosen.held_out}"
+        for index in chosen.indices:
+            picked = selection.picked_or_last(runs.result.runs[index], config.select)
+            # Another rule may have kept another state than this one's, but the last is there.
+            is_last = picked.round == runs.result.runs[index].last.round
+            one = runs.run(index, "last" if is_last else "best")
+            own = predictions.own_parts(runs, one.run.seed)
+            try:
+                found = predictions.predicted(one, algorithm, own)
+            except UsageError as error:
+                why = f"its {error.why}" if isinstance(error, NotSaved) else str(error)
+                lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {why}.")
+                continue
+            rows += [
+                about | row
+                for row in predictions.rows(found, assembled.task, classes, config.metrics)
+            ]
+    frame = pd.DataFrame(rows)
+    files.write(folder / "metrics.csv", frame.to_csv(index=False))
+    parts: list[Part] = ["\n".join(lacking)] if lacking else []
+    if not rows:
+        return parts
+    keys = ["algorithm", "held_out", "domain", "split"]
+    of_domains = frame[frame["by"] == "domain"].groupby(keys, sort=False)
+    form = tables.known(lambda values: tables.spread(values, ".4g"))
+    table = of_domains[[*config.metrics]].agg(form).reset_index()
+    heads = {"algorithm": "metrics where selected", "held_out": "held out"}
+    return [table.rename(columns=heads), *parts]
+
+
+class Cell(NamedTuple):
+    """A finished cell."""
+
+    label: str
+    rule: str  # of selection
+    folder: Path  # with its log
+    result: Result
+
+
+def write_runs(path: Path, cells: Sequence[Cell]) -> None:
+    """Writes runs.csv: a line for each domain of each evaluation of cells, by their logs.
+
+    The columns are those of the run, of its hyperparameters, and of the evaluation.
+    """
+    rows = [row for cell in cells for row in _rows(cell)]
+    run, settings, numbers = (
+        pd.DataFrame([row[part] for row in rows], dtype=object) for part in range(3)
+    )
+    taken = {*run, *numbers}
+    settings = settings.rename(columns=lambda name: f"set.{name}" if name in taken else name)
+    frame = pd.concat([run, settings, numbers], axis=1)
+    # As R and pandas read it.
+    frame = frame.map(lambda value: str(value).lower() if isinstance(value, bool) else value)
+    files.write(path, frame.infer_objects().to_csv(index=False, lineterminator="\n"))
+
+
+_NAMED = ("run", "seed", "round", "hyper", "domains")  # fields of a line with columns of their own
+
+
+def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
+    """The run, its hyperparameters, and the numbers of each domain of each evaluation."""
+    result = cell.result
+    one = selection.choose(cell.label, result, cell.rule)
+    rounds = [line.round for line in one.selected] if one else []
+    selected = dict(zip(one.indices, rounds, strict=True)) if one else {}
+    cell_of = {"method": cell.label, "algorithm": result.cell.algorithm}
+    cell_of["held_out"] = selection.held_out_of(result)
+    for line in log.read(cell.folder, result.runs[0].last.round):
+        by_rule = result.runs[line.run].by_rule.items()
+        numbers = {
+            "rule": cell.rule,
+            "selected": selected.get(line.run) == line.round,
+            "picked_by": " ".join(name for name, at in by_rule if at and at.round == line.round),
+        }
+        fields = {k: v for k, v in msgspec.to_builtins(line).items() if k not in _NAMED}
+        for name, value in fields.items():
+            if isinstance(value, dict):
+                numbers |= {f"{name}.{inner}": number for inner, number in value.items()}
+            elif not isinstance(value, list):
+                numbers[name] = value
+        for name, domain in line.domains.items():
+            of_domain = {"round": line.round, "domain": name, **msgspec.to_builtins(domain)}
+            run = {**cell_of, "run": line.run, "seed": line.seed}
+            yield run, {**result.cell.settings, **line.hyper}, of_domain | numbers
+
+
+_LEFT_OUT = ("data_dir", "resume")  # a folder of this machine, and how often a run was started
+
+
+def origin(words: Sequence[str], cells: Sequence[tuple[Path, Result]]) -> Origin:
+    """The record of a table: how it came about, from the provenance of its runs.
+
+    words: of the command. cells: the folders of the runs, with their results; at least one.
+    """
+    start = provenance.merged(folders.begun(folder).start for folder, _ in cells)
+    return Origin(
+        command=command(words),
+        seeds=sorted({run.seed for _, result in cells for run in result.runs}),
+        date=start.date[:10],
+        commit=start.commit,
+        versions=start.versions,
+        processor=start.processor,
+        # The runs of a cell train at the same time.
+        seconds=round(sum(max(run.last.seconds for run in result.runs) for _, result in cells), 1),
+    )
+
+
+def command(words: Sequence[str]) -> str:
+    """A command line of fedjax-inv. A path shows its last part alone, as others lie elsewhere."""
+    shown = ["fedjax-inv"]
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.lstrip("-") not in _LEFT_OUT:
+            shown.append(name + equals + ",".join(map(_without_place, value.split(","))))
+    return shlex.join(shown)
+
+
+def _without_place(path: str) -> str:
+    return Path(path).name if path.startswith(("/", "~", ".")) else path

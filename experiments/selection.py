@@ -1,0 +1,216 @@
+"""Rules that select an evaluation of a run, and the hyperparameters of several runs.
+
+A rule picks an evaluation of each run, and scores it to compare hyperparameters. Among equally good
+evaluations it picks the last. Only `oracle` looks at the test. Round 0, the initial network of a
+run, is evaluated but never picked.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .flags.flag import shown
+from .parts.objective import ACCURACY, Measure
+from .running import divergence
+
+Line = Any  # an evaluation of a run: a `running.records.Line`
+Run = Any  # a `running.records.RunResult`
+# The evaluation that is picked from one or more of a run; None: none.
+Pick = Callable[[Sequence[Line]], Line | None]
+
+
+class Rule(NamedTuple):
+    """A rule of selection."""
+
+    text: str  # names the evaluation that it picks
+    pick: Pick  # from one or more `candidates` of a run
+    # its mean over seeds compares hyperparameters; higher is better
+    score: Callable[[Line], float]
+    compares_domains: bool = False  # accuracies of classes, so it needs several training domains
+
+
+def trained(lines: Sequence[Line]) -> list[Line]:
+    """All evaluations except that of round 0."""
+    return [line for line in lines if line["round"] > 0]
+
+
+def candidates(lines: Sequence[Line]) -> list[Line]:
+    """The evaluations that a rule may pick: after round 0, and before the run diverged."""
+    return [line for line in trained(lines) if not line["diverged"]]
+
+
+def differ_by_chance(domains: Sequence[Any]) -> bool:
+    """Whether the domains' accuracies differ no more than by chance.
+
+    The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
+    the number of domains minus one.
+    """
+    scores = [(domain["score"], domain["examples"]) for domain in domains if domain["examples"]]
+    if len(scores) < 2:
+        return False
+    accuracy, count = np.array(scores).T
+    common = np.average(accuracy, weights=count)
+    squares = (count * (accuracy - common) ** 2).sum()
+    return bool(squares <= (len(scores) - 1) * common * (1 - common))
+
+
+def agrees(line: Line) -> bool:
+    """Whether the training domains of an evaluation differ no more than by chance."""
+    domains = line["domains"].values()
+    return differ_by_chance([domain for domain in domains if domain["split"] == "validation"])
+
+
+def after_difference(lines: Sequence[Line]) -> Sequence[Line]:
+    """The evaluations from the first on at which the training domains differ by more than chance.
+
+    Before, the network is untrained, and equally bad in all domains.
+    """
+    return lines[next((at for at, line in enumerate(lines) if not agrees(line)), len(lines)) :]
+
+
+def _agreeing(lines: Sequence[Line]) -> Line | None:
+    """The first evaluation at which the domains agree after a difference; None if there is none.
+
+    It is the first and not the best, because luck or a cue may have raised the best accuracy.
+    """
+    return next(filter(agrees, after_difference(lines)), None)
+
+
+def _last_if_agreed(lines: Sequence[Line]) -> Line | None:
+    """The last evaluation if the domains agree at any after a difference; None otherwise.
+
+    Agreement says that the method acts. Where it does, more rounds weaken a cue further.
+    """
+    return None if _agreeing(lines) is None else lines[-1]
+
+
+def rules(measure: Measure) -> dict[str, Rule]:
+    """All rules, for evaluations with this score."""
+
+    def score(name: str) -> Callable[[Line], float]:
+        return lambda line: measure.rank(line[name])
+
+    def best(name: str) -> Pick:
+        """The highest score, of equal ones the last; NaN is the lowest."""
+        rank = score(name)
+        return lambda lines: max(
+            reversed(lines), key=lambda line: -math.inf if math.isnan(rank(line)) else rank(line)
+        )
+
+    def accuracies(pick: Pick) -> Pick:
+        return pick if measure == ACCURACY else lambda lines: None
+
+    validation, test = "validation_score", "test_score"
+    agreement = "the first evaluation at which the training domains, which had differed, differ no "
+    return {
+        "validation": Rule(
+            "the best validation score on the training domains", best(validation), score(validation)
+        ),
+        "agreement": Rule(
+            f"{agreement}more than by chance", accuracies(_agreeing), score(validation), True
+        ),
+        "last_if_agreed": Rule(
+            "the last evaluation, if there is one that agreement picks",
+            *(accuracies(_last_if_agreed), score(validation), True),
+        ),
+        "last": Rule("the last evaluation", lambda lines: lines[-1], score(validation)),
+        "oracle": Rule("the best test score, for comparison only", best(test), score(test)),
+    }
+
+
+RULES = rules(ACCURACY)
+
+
+def explained(rule: str) -> str:
+    """A rule of selection in words."""
+    looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
+    return (
+        f"Model selection by {rule}. Each seed shows {RULES[rule].text}. The hyperparameters are "
+        f"those with the best mean {scored} score of these evaluations. The held-out domain is "
+        f"{looks}."
+    )
+
+
+def picked(run: Run, rule: str) -> Line | None:
+    """The evaluation in the result of a run that a rule picked; None if it picked none."""
+    return run["by_rule"].get(rule)
+
+
+def picked_or_last(run: Run, rule: str) -> Line:
+    """The evaluation in the result of a run that a rule picked, or else the last one."""
+    return picked(run, rule) or run["last"]
+
+
+class Chosen(NamedTuple):
+    """The runs of a cell with the selected hyperparameters, one per seed."""
+
+    label: str
+    held_out: str
+    hyper: dict[str, float]  # the selected values of hyperparameters with several values
+    runs: list[Run]  # their `selected` is what the rule picks, or the last evaluation
+    indices: list[int]  # of the runs in the cell
+    rule: str = "validation"
+    left_out: tuple[int, ...] = ()  # the seeds that diverged, if `choose` took the surviving ones
+    measure: Measure = ACCURACY  # how to read the scores
+
+    @property
+    def selected(self) -> list[Line]:
+        """The selected evaluation of each seed."""
+        return [run["selected"] for run in self.runs]
+
+    @property
+    def setting(self) -> str:
+        """The selected hyperparameters in words."""
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.hyper.items())
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What settings are compared by: seeds with an evaluation, and their mean score."""
+        score = rules(self.measure)[self.rule].score
+        scores = [score(line) for run in self.runs if (line := picked(run, self.rule))]
+        mean = float(np.mean(scores))
+        return len(scores), -np.inf if np.isnan(mean) else mean
+
+
+def choose(
+    label: str, result: Any, rule: str = "validation", *, surviving: bool = False
+) -> Chosen | None:
+    """Selects a cell's hyperparameters, and an evaluation of each seed.
+
+    Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
+    all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
+
+    result: a `records.Result`, or a plain dict with the same entries.
+    surviving: whether, if all are excluded, the result has the seeds that did not diverge. It
+        serves the comparison of methods seed by seed.
+    """
+    runs = result["runs"]
+    settings = divergence.settings(runs)
+    whole = [setting for setting in settings if not setting.num_diverged]
+    for allowed in (whole, settings)[: 1 + surviving]:
+        found = []
+        for hyper, indices, _ in allowed:
+            left_out = tuple(runs[at]["seed"] for at in indices if runs[at]["diverged"])
+            of = [at for at in indices if not runs[at]["diverged"]]
+            if any(picked(runs[at], rule) for at in of):
+                own = [runs[at] | {"selected": picked_or_last(runs[at], rule)} for at in of]
+                about = rule, left_out, result.get("score", ACCURACY)
+                found.append(Chosen(label, held_out_of(result), hyper, own, of, *about))
+        if found:
+            return max(found, key=lambda one: one.rank)
+    return None
+
+
+def held_out_of(result: Any) -> str:
+    """The held-out domain, or the name of the test split in the evaluations of a result."""
+    domains = result["runs"][0]["last"]["domains"].items()
+    tests = (name for name, domain in domains if domain["split"] == "test")
+    return result["cell"]["held_out"] or next(tests)
+
+
+def why_none(result: Any) -> str:
+    """The table's text for a cell in which nothing could be chosen."""
+    settings = divergence.settings(result["runs"])
+    return "diverged" if all(setting.num_diverged for setting in settings) else "none"

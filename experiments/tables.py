@@ -1,0 +1,443 @@
+"""Tables of finished cells, in Markdown and LaTeX."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import pandas as pd
+import tabulate
+
+from . import comparison, selection
+from .comparison import Column
+from .parts.objective import ACCURACY, Measure
+from .running import divergence, files
+from .running.records import Line, Result
+from .selection import Chosen, choose, held_out_of
+
+Row = TypeVar("Row")
+Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
+
+_MARKS = (*(comparison.BOLD + comparison.ITALIC).replace("{}", ""),)
+_STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
+_WRITTEN = {
+    "markdown": dict(zip(_MARKS, ("**", "**", "*", "*"), strict=True)),
+    # ±: older versions of LaTeX lack it
+    "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
+}
+FORMS = (*_STYLES,)
+
+
+def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
+    """A table or a paragraph in one of FORMS.
+
+    align: left, right or decimal, for all columns of a table but the first.
+    """
+    marks = _WRITTEN[form]
+    if isinstance(part, str):
+        if form == "markdown":
+            return part
+        part = "".join(tabulate.LATEX_ESCAPE_RULES.get(each, each) for each in part)
+        return part.translate(str.maketrans(marks))
+    cells = part.map(lambda cell: "" if pd.isna(cell) else str(cell))
+    if form == "markdown":  # an unescaped bar would end the cell
+        cells = cells.map(lambda cell: cell.translate(str.maketrans(marks | {"|": "\\|"})))
+        cells.columns = [heading.replace("|", "\\|") for heading in cells.columns]
+    alignments = ["left", *[align] * (len(cells.columns) - 1)] if len(cells) else None
+    written = cells.to_markdown(
+        index=False, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
+    )
+    if form == "markdown":
+        return written
+    # At the beginning of a row these would be arguments of the row before.
+    written = re.sub(r"^( *)([\[*])", r"\1{}\2", written, flags=re.MULTILINE)
+    return written.translate(str.maketrans(marks))
+
+
+def table(
+    rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], *, align: str = "left"
+) -> str:
+    """A table in Markdown, of rows and a function from a row to its cell for each column."""
+    cells = [[cell(row) for cell in columns.values()] for row in rows]
+    return text(pd.DataFrame(cells, columns=[*columns], dtype=object), align=align)
+
+
+def printed(parts: Sequence[Part]) -> str:
+    """Parts as text for the screen."""
+    return "\n\n".join(map(text, parts))
+
+
+def write_forms(path: Path, parts: Sequence[Part], title: str = "") -> None:
+    """Writes parts as Markdown and as LaTeX. path: without the ending of a file's name."""
+    titles = {"markdown": [f"# {title}"], "latex": [title]} if title else {}
+    for form, ending, head in (
+        ("markdown", ".md", []),
+        ("latex", ".tex", [r"% needs \usepackage{booktabs}"]),
+    ):
+        texts = [text(part, form) for part in [*titles.get(form, []), *parts]]
+        files.write(path.with_name(path.name + ending), "\n\n".join([*head, *texts]) + "\n")
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """The mean and standard deviation over seeds, as text."""
+    mean = f"{np.mean(values):{form}}"
+    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
+
+
+def percent(values: Sequence[float]) -> str:
+    """The mean and standard deviation over seeds, in percent, as text."""
+    return spread([100 * value for value in values])
+
+
+def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
+    """A function from values of a score to their mean and standard deviation, as text."""
+    return percent if measure.is_share else lambda values: spread(values, ".4g")
+
+
+def known(form: Callable[[Sequence[float]], str]) -> Callable[[pd.Series], str]:
+    """A text of the numbers that are known; "" if none is."""
+    return lambda values: form([*values.dropna()]) if values.notna().any() else ""
+
+
+def write_differences(path: Path, found: pd.DataFrame) -> None:
+    """Writes the differences between methods; removes an earlier report's if there are none."""
+    if len(found):
+        files.write(path, found.to_csv(index=False, lineterminator="\n"))
+    else:
+        files.remove(path)
+
+
+def score_on(domain: Any) -> float:
+    """The score on a domain, a `records.Domain`; NaN without examples."""
+    return domain["score"] if domain["examples"] else math.nan
+
+
+def _numbers(line: Line | None) -> dict[str, Any]:
+    """The numbers of an evaluation that tables show."""
+    fields = {"round": "played", "validation": "validation_score", "test": "test_score"}
+    fields |= {"worst": "worst_score", "bytes": "bytes"}
+    return {name: line and getattr(line, field) for name, field in fields.items()}
+
+
+def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
+    """For each seed its selected and its last evaluation, and its stops."""
+    cell = {"algorithm": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
+    rows = [cell | {"seed": seed} for seed in one.left_out]
+    for run in one.runs:
+        line, last = run["selected"], run.last
+        ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
+        scores = {f"on {name}": score_on(domain) for name, domain in line.domains.items()}
+        rows.append(cell | {"seed": run.seed, "stops": run.stops} | _numbers(line) | ends | scores)
+    return rows
+
+
+def selected(
+    results: Iterable[tuple[str, Result]], rule: str = "validation", *, surviving: bool = False
+) -> pd.DataFrame:
+    """A row for each seed of each cell, for `scores` and tables.
+
+    A cell in which nothing is chosen has one row without numbers, which says why.
+
+    results: (label, result) of each cell. surviving: as in `choose`.
+    """
+    rows = []
+    for label, result in results:
+        why, one = selection.why_none(result), choose(label, result, rule, surviving=surviving)
+        none = {"algorithm": label, "held out": held_out_of(result), "setting": why, "why": why}
+        of_seeds = _of_seeds(one) if one else [none | {"stops": None}]
+        rows += [row | {"diverged": divergence.count(result.runs)} for row in of_seeds]
+    return pd.DataFrame(rows)
+
+
+_ROUNDS = "round", known(spread)
+_MEGABYTES = known(lambda values: f"{np.mean(values) / 1e6:.1f}")
+
+
+def _listed(values: pd.Series) -> str:
+    return ", ".join(f"{value:.0f}" for value in values.dropna())
+
+
+def _grouped(
+    rows: pd.DataFrame, keys: Sequence[str], columns: Mapping[str, tuple[str, Any]]
+) -> pd.DataFrame:
+    """A row for each group of equal keys. columns: heading -> (a column of rows, its text)."""
+    return rows.groupby([*keys], sort=False, dropna=False).agg(**columns).reset_index()
+
+
+def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
+    """A number of each algorithm and seed, with a column for each held-out domain."""
+    chosen = rows[rows["why"].isna()].set_index(["algorithm", "seed", "held out"])
+    return chosen[name].unstack().reindex(columns=rows["held out"].unique())
+
+
+def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
+    """The scores by which the main table compares methods, with a column for each.
+
+    They are the test scores on each held-out domain, their mean and the worst of them, and the
+    mean at the last round. With a single held-out domain, the mean is left out, and the worst
+    domain is the worst of all domains, those for validation, too.
+    """
+    test = _by_domain(rows, "test")
+    columns = {name: test[name] for name in test}
+    if len(test.columns) > 1:
+        worst = test.min if measure.higher_is_better else test.max
+        columns["mean"] = test.mean(axis=1, skipna=False)
+        columns["worst domain"] = worst(axis=1, skipna=False)
+    else:
+        columns["worst domain"] = _by_domain(rows, "worst").iloc[:, 0]
+    columns["at the last round"] = _by_domain(rows, "last").mean(axis=1, skipna=False)
+    labels = rows["algorithm"].unique()
+    return [
+        Column(heading, values.unstack("algorithm").reindex(columns=labels), measure)
+        for heading, values in columns.items()
+    ]
+
+
+def _marked(column: Column) -> dict[str, str]:
+    """Mean and standard deviation of each method, marked for the best; "" without a score."""
+    marks, form = comparison.best(column), known(text_of(column.measure))
+    return {label: marks.get(label, "{}").format(form(of)) for label, of in column.scores.items()}
+
+
+def _of_columns(
+    heading: str, labels: Iterable[str], columns: Sequence[tuple[str, Mapping[str, str]]]
+) -> pd.DataFrame:
+    """A table with a row for each label. columns: pairs, as several may have the same heading."""
+    lines = [[label, *(of.get(label, "") for _, of in columns)] for label in labels]
+    return pd.DataFrame(lines, columns=[heading, *(each for each, _ in columns)])
+
+
+def main_table(
+    rows: pd.DataFrame,
+    paper: Mapping[str, str],
+    diverged: Mapping[str, str] | None = None,
+    measure: Measure = ACCURACY,
+) -> pd.DataFrame:
+    """The test scores at the selected evaluations, a row per algorithm.
+
+    The columns are each held-out domain, their mean and the worst one, then the mean selected round
+    and the mean score at the last round, and how many runs diverged. What is best in a column of
+    scores is marked (`comparison.best`).
+
+    rows: of `selected`.
+    paper: algorithm -> its number in a paper.
+    diverged: label -> how many of its runs diverged; without it there is no such column.
+    """
+    labels, num_domains = rows["algorithm"].unique(), rows["held out"].nunique()
+    *columns, last = [(each.heading, _marked(each)) for each in scores(rows, measure)]
+    of_domains = dict(columns[:num_domains])
+    for cell in rows.dropna(subset="why").to_dict("records"):
+        of_domains[cell["held out"]][cell["algorithm"]] = cell["why"]
+    if num_domains == 1:
+        del columns[1]  # the worst of all domains stands in the table by domain
+    rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
+    columns += [("at round", rounds.agg(known(spread)).to_dict()), last]
+    if diverged:
+        columns.append(("runs diverged", diverged))
+    if paper:
+        columns.append(("paper", {label: paper.get(label.split()[0], "") for label in labels}))
+    return _of_columns(f"held-out {measure.heading()}", labels, columns)
+
+
+def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
+    """The scores by domain at the selected evaluation: test if held out, else validation.
+
+    rows: of `selected`, all of one held-out domain; in one of them at least, something was chosen.
+    """
+    held_out, why = rows["held out"][0], rows.dropna(subset="why").set_index("algorithm")["why"]
+    chosen = rows[rows["why"].isna()].set_index(["seed", "algorithm"])
+    columns = []
+    for name in chosen.columns[chosen.columns.str.startswith("on ")]:
+        domain = name.removeprefix("on ")
+        texts = _marked(Column(domain, chosen[name].unstack(), measure)) | why.to_dict()
+        columns.append((f"{domain} (held out)" if domain == held_out else domain, texts))
+    columns.append(("worst domain", _marked(Column("", chosen["worst"].unstack(), measure))))
+    return _of_columns(measure.heading(" by domain"), rows["algorithm"].unique(), columns)
+
+
+def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
+    """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
+    rows = rows.explode("stops").rename(columns={"algorithm": "at the stop"})
+    for name in ("threshold", "round", "train_score", "worst_score", "domains"):
+        rows[name] = [None if pd.isna(stop) else stop[name] for stop in rows["stops"]]
+    rows["threshold"] = rows["threshold"].map("{:g}".format, na_action="ignore")
+    form, unit = known(text_of(measure)), measure.unit
+
+    def stopped(rounds: pd.Series) -> str:
+        return f"{rounds.notna().sum()}/{len(rounds)}"
+
+    def domains(stops: pd.Series) -> str:
+        each = [{name: score_on(of[name]) for name in of} for of in stops.dropna()]
+        by_domain = pd.DataFrame(each).items()
+        return ", ".join(f"{name} {form(of)}" for name, of in by_domain if of.notna().any())
+
+    columns = {
+        "stopped": ("round", stopped),
+        "round": _ROUNDS,
+        f"training{unit}": ("train_score", form),
+        f"by domain{unit}": ("domains", domains),
+        f"worst domain{unit}": ("worst_score", form),
+        f"held out at the last round{unit}": ("last", form),
+        "why": ("why", "first"),
+    }
+    table = _grouped(rows, ["at the stop", "held out", "threshold"], columns)
+    why = table.pop("why")
+    return table.assign(stopped=table["stopped"].mask(why.notna(), why))
+
+
+def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
+    """The selected hyperparameters and rounds, their validation score, and their cost."""
+    unit, form = measure.unit, known(text_of(measure))
+    columns = {
+        "selected": ("setting", "first"),
+        "at round": ("round", _listed),
+        f"validation{unit}": ("validation", form),
+        f"held out{unit}": ("test", form),
+        f"held out at the last round{unit}": ("last", form),
+        "MB sent in all": ("sent", _MEGABYTES),
+        "runs diverged": ("diverged", "first"),
+    }
+    if rows["dropped"].notna().any():
+        rows = rows.assign(dropped=rows["dropped"].fillna(0).where(rows["why"].isna()))
+        columns["rounds with a client dropped"] = ("dropped", _listed)
+    return _grouped(rows, ["algorithm", "held out"], columns)
+
+
+def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
+    """The best method and setting for each held-out domain, compared as settings are."""
+    best: dict[str, Chosen] = {}
+    for one in chosen:
+        if one.held_out not in best or one.rank > best[one.held_out].rank:
+            best[one.held_out] = one
+    measure = chosen[0].measure
+    form = known(text_of(measure))
+    columns = {
+        "setting": ("setting", "first"),
+        "at round": _ROUNDS,
+        f"validation{measure.unit}": ("validation", form),
+        f"held out{measure.unit}": ("test", form),
+    }
+    names = {"held out": "best over methods, held out", "algorithm": "method"}
+    rows = pd.DataFrame([row for one in best.values() for row in _of_seeds(one)])
+    return _grouped(rows.rename(columns=names), [*names.values()], columns)
+
+
+def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
+    """A row for each setting: whether it is selected, its diverged runs, and the others' scores.
+
+    results: (label, result, rule of selection) of each cell.
+    """
+    rows = []
+    for label, result, rule in results:
+        one = choose(label, result, rule)
+        for number, setting in enumerate(divergence.settings(result.runs)):
+            is_selected = "yes" if one is not None and one.indices == setting.indices else ""
+            cell = {"algorithm": label, "held out": held_out_of(result), "number": number}
+            cell |= {"setting": setting.text, "selected": is_selected}
+            for run in (result.runs[index] for index in setting.indices):
+                picked = None if run.diverged else selection.picked_or_last(run, rule)
+                rows.append(cell | {"diverged": run.diverged} | _numbers(picked))
+    measure = results[0][1].score
+    # The scores are of the seeds that did not diverge.
+    end = f"{' of the others' if any(row['diverged'] for row in rows) else ''}{measure.unit}"
+    form = known(text_of(measure))
+    columns = {
+        "runs diverged": ("diverged", lambda of: f"{of.sum()} of {len(of)}"),
+        "at round": _ROUNDS,
+        **{
+            f"{heading}{end}": (name, lambda values: form(values) or "diverged")
+            for heading, name in (
+                ("validation", "validation"),
+                ("held out", "test"),
+                ("worst domain", "worst"),
+            )
+        },
+        "MB sent by then": ("bytes", _MEGABYTES),
+    }
+    keys = ["algorithm", "held out", "number", "setting", "selected"]
+    return _grouped(pd.DataFrame(rows), keys, columns).drop(columns="number")
+
+
+def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
+    """Writes the table of all settings; removes that of an earlier report if there is only one.
+
+    results: as for `settings_table`. path: as for `write_forms`.
+    """
+    if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
+        write_forms(path, [title, settings_table(results)])
+    else:
+        for ending in (".md", ".tex"):
+            files.remove(path.with_name(path.name + ending))
+
+
+def _diverged(results: Sequence[tuple[str, Result]]) -> list[Part]:
+    """The paragraph about diverged runs, if there are any."""
+    texts = [
+        f"{label}, held out {held_out_of(result)}: {divergence.text(result.runs)}."
+        for label, result in results
+        if any(run.diverged for run in result.runs)
+    ]
+    rule = "A setting with a diverged seed is never selected."
+    return ["\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])] if texts else []
+
+
+def _why_nothing(results: Sequence[tuple[str, Result]], rule: str) -> str:
+    """Why nothing was chosen in any cell."""
+    runs = [run for _, result in results for run in result.runs]
+    if any(selection.why_none(result) == "none" for _, result in results):
+        who = "seed that did not diverge" if any(run.diverged for run in runs) else "seed"
+        return (
+            f"{rule} picks no evaluation of any {who}; choose another rule, such as "
+            "--select=validation; the table has the last round"
+        )
+    if all(run.diverged for run in runs):
+        return "every run diverged"
+    return "a seed of every setting diverged"
+
+
+def write(
+    folder: Path,
+    results: Iterable[tuple[str, Result]],
+    *,
+    title: str,
+    paper: Mapping[str, str],
+    rule: str = "validation",
+    more: Sequence[Part] = (),
+) -> str:
+    """Writes the tables, and returns those that compare methods and a text about diverged runs.
+
+    The files are table.md and grid.md, both also as .tex, and differences.csv.
+
+    results: (label, result) of each cell. rule: the rule of selection. more: further parts.
+    """
+    results = list(results)
+    measure, diverged = results[0][1].score, _diverged(results)
+    with_rule = [(label, result, rule) for label, result in results]
+    write_grid(folder / "grid", with_rule, title)
+    ones = [one for label, result in results if (one := choose(label, result, rule))]
+    if not ones:
+        files.remove(folder / "differences.csv")
+        parts = [_why_nothing(results, rule), *diverged, settings_table(with_rule)]
+        write_forms(folder / "table", parts)
+        return printed(parts)
+    by_label: dict[str, list[Any]] = {}
+    for label, result in results:
+        by_label.setdefault(label, []).extend(result.runs)
+    counts = {label: divergence.count(runs) for label, runs in by_label.items()} if diverged else {}
+    rows = selected(results, rule)
+    found = comparison.differences(scores(selected(results, rule, surviving=True), measure))
+    write_differences(folder / "differences.csv", found)
+    parts = [main_table(rows, paper, counts, measure)]
+    parts += comparison.comparing(scores(rows, measure), found, measure)
+    if len({one.label for one in ones}) > 1:
+        parts.append(winners_table(ones))
+    details: list[Part] = []
+    if rows["held out"].nunique() == 1:
+        details.append(domains_table(rows, measure))
+    if ones[0].runs[0].stops is not None:
+        details.append(stops_table(rows, measure))
+    details += [selection.explained(rule), choices_table(rows, measure)]
+    write_forms(folder / "table", [*parts, *details, *diverged, *more], title)
+    return printed([*parts, *diverged, *more])
