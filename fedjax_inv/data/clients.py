@@ -1,4 +1,4 @@
-"""The examples of clients in the forms that a user has them, as splits for a program."""
+"""The examples of clients as a user of `fit` has them, as splits for a program."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,49 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.federation import Partition, Split
-from fedjax_inv.types import Examples, Federation, Tree
+from fedjax_inv.types import Examples, Tree
 
 _LARGE = 127  # above it, numbers of 8 bits may be pixels
 _KINDS = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
+_FORMS = "must be a list of (x, y) for each client, a Dataset, or x, with y and client"
+
+
+def by_client(x: Tree, y: Tree, client: Any) -> list[tuple[Tree, Tree]]:
+    """Return (x, y) for each client, in ascending order of the clients.
+
+    Args:
+      x: inputs [M, ...].
+      y: targets [M, ...].
+      client: [M] integers, the client of each example.
+
+    Raises:
+      UsageError: if x, y and client do not fit each other.
+    """
+    check_rows("y", x, y)
+    check_rows("client", x, client)
+    x, y, client = arrays_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
+    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
+        needed = f"must be integers [M], one for each example{checks.for_texts('client', client)}"
+        raise UsageError("client", client, needed)
+    if len(_lengths((x, y, client))) != 1:
+        raise UsageError(
+            "client", client, "must be as long as x and y, which must be of one length"
+        )
+    order = np.argsort(client, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
+    return [jax.tree.map(lambda leaf, rows=rows: leaf[rows], (x, y)) for rows in parts]
 
 
 def of_arrays(
     data: Any, y: Tree | None = None, client: Any = None
 ) -> tuple[Tree, Tree, list[np.ndarray]]:
-    """Return examples on the host, and the rows of each client.
+    """Return the examples of clients on the host, and the rows of each client.
 
     Args:
-      data: a list of (x, y) for each client, each [n, ...]; or a `Federation`; or x [M, ...], with
-        y and client.
-      y: targets [M, ...].
-      client: [M] integers, the client of each example; clients are numbered in the order of these.
+      data: a list of (x, y) for each client, each [n, ...]; or x, with y and client, as in
+        `by_client`.
+      y: the targets, if data are x.
+      client: the clients, if data are x.
 
     Returns:
       (x [M, ...], y [M, ...], an array of rows for each client).
@@ -37,26 +64,60 @@ def of_arrays(
       UsageError: for another form, for clients whose examples have different shapes or kinds of
         numbers, and for x or y that holds NaN or infinity.
     """
-    if y is not None:
-        if client is None:
-            raise UsageError("client", None, "must be the client of each example, beside y")
-        check_rows("y", data, y)
-        check_rows("client", data, client)
-        client = arrays_of(client, "client")
-        if texts := checks.for_texts("client", client):
-            raise UsageError("client", client, f"must be integers{texts}")
-        checks.integers("client", client, 0)
-        x, parts = data, _rows_of(client)
-    elif client is not None:
-        raise UsageError("y", None, "must be given beside client")
-    elif isinstance(data, Federation):
-        x, y = jax.device_get((data.data.x, data.data.y))
-        parts = federations.parts_of(data)
-    else:
-        x, y, parts = _joined(data)
-    x, y = _inputs_of(x, "x"), arrays_of(y, "y")
-    _check(x, y, client)
-    return x, y, parts
+    if y is not None or client is not None:
+        data = by_client(data, y, client)
+    is_list = isinstance(data, Sequence) and not isinstance(data, str) and len(data) > 0
+    if not is_list or hasattr(data[0], "dtype"):
+        raise UsageError("data", ..., _FORMS)
+    columns = columns_of(data)
+    pairs = [_pair(f"data[{index}]", pair, columns) for index, pair in enumerate(data)]
+    sizes = [len(jax.tree.leaves(pair)[0]) for pair in pairs]
+    filled = {index: pairs[index] for index in np.flatnonzero(sizes)}  # others are of any type
+    if not filled:
+        raise UsageError("data", ..., "must hold an example, all clients have none")
+    needed = _form(next(iter(filled.values())))
+    for index, pair in filled.items():
+        if _form(pair) != needed:
+            text = f"holds {_form(pair)}, must hold {needed} as the clients before"
+            raise UsageError(f"data[{index}]", ..., text)
+    x, y = jax.tree.map(_joined, *filled.values())
+    _check_numbers(x, y)
+    ends = np.cumsum(sizes)
+    return x, y, np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def _pair(name: str, pair: Any, columns: Sequence[str]) -> tuple[Tree, Tree]:
+    """Return x and y of one length as arrays."""
+    if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
+        raise UsageError(name, ..., _FORMS if name.startswith("data") else "must be (x, y)")
+    check_columns(name, pair[0], columns)
+    check_rows(f"{name}[1]", pair[0], pair[1], f"{name}[0]")
+    found = _inputs_of(pair[0], name), arrays_of(pair[1], name)
+    lengths = _lengths(found)
+    if len(lengths) != 1 or -1 in lengths:
+        raise UsageError(name, ..., f"must have x and y of one length, not {sorted(lengths)}")
+    return found
+
+
+def _lengths(tree: Tree) -> set[int]:
+    """Return the lengths of arrays, -1 for one without axes."""
+    return {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(tree)}
+
+
+def _form(pair: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    """Return the kind of numbers and the shape of an example's inputs and targets."""
+    x = jax.tree.map(lambda leaf: f"{kind_of_inputs(leaf)} {leaf.shape[1:]}", pair[0])
+    return x, jax.tree.map(lambda leaf: f"{kind(leaf)} {leaf.shape[1:]}", pair[1])
+
+
+def kind_of_inputs(leaf: Any) -> str:
+    """Return the kind of an array's numbers; uint8 is one of its own, as such inputs are scaled."""
+    return "uint8" if leaf.dtype == np.uint8 else kind(leaf)
+
+
+def kind(leaf: Any) -> str:
+    """Return the kind of an array's numbers, such as "integers"."""
+    return next((k for k, of in _KINDS.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
 
 
 def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
@@ -70,9 +131,8 @@ def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
     """
     rows: Any = getattr(x, "index", None)
     others: Any = getattr(other, "index", None)
-    if not (hasattr(rows, "equals") and hasattr(others, "equals")):
-        return
-    if not rows.equals(others):
+    both = hasattr(rows, "equals") and hasattr(others, "equals")
+    if both and not rows.equals(others):
         text = f"has other row labels than {inputs}, must have the same"
         remedy = f"pass {name}.loc[{inputs}.index], or both by to_numpy()"
         raise UsageError(name, ..., f"{text}; {remedy}")
@@ -89,11 +149,11 @@ def columns_of(data: Any) -> list[str]:
     return [*map(str, getattr(data, "columns", ()))]
 
 
-def check_columns(name: str, x: Any, needed: Sequence[str], place: str = "training") -> None:
+def check_columns(name: str, x: Any, needed: Sequence[str]) -> None:
     """Raise UsageError if two frames of pandas have not the same columns in one order."""
     found = columns_of(x)
     if found and needed and found != [*needed]:
-        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in {place}"
+        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in training"
         raise UsageError(name, ..., text)
 
 
@@ -142,93 +202,23 @@ def _inputs_of(x: Any, name: str) -> Any:
     return jax.tree.map(widened, arrays)
 
 
-def _joined_arrays(*parts: np.ndarray) -> np.ndarray:
+def _joined(*parts: np.ndarray) -> np.ndarray:
     """Return arrays one after the other; integers stay so, whatever their signs and sizes."""
-    if all(jnp.issubdtype(part.dtype, jnp.integer) for part in parts):
-        both = np.result_type(*parts)
-        if both.kind == "f":  # of int64 and uint64 NumPy makes float64
-            parts = tuple(part.astype(np.int64) for part in parts)
+    are_integers = all(jnp.issubdtype(part.dtype, jnp.integer) for part in parts)
+    if are_integers and np.result_type(*parts).kind == "f":  # as of int64 and uint64
+        parts = tuple(part.astype(np.int64) for part in parts)
     return np.concatenate(parts)
 
 
-def kind_of_inputs(leaf: Any) -> str:
-    """Return the kind of an array's numbers; uint8 is one of its own, as such inputs are scaled."""
-    return "uint8" if leaf.dtype == np.uint8 else kind(leaf)
-
-
-def kind(leaf: Any) -> str:
-    """Return the kind of an array's numbers, such as "integers"."""
-    return next((k for k, of in _KINDS.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
-
-
-def _kinds(x: Tree, y: Tree) -> tuple[Tree, Tree]:
-    """Return the kinds of inputs and targets."""
-    return jax.tree.map(kind_of_inputs, x), jax.tree.map(kind, y)
-
-
-def _rows_of(client: np.ndarray) -> list[np.ndarray]:
-    order = np.argsort(client, kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
-
-
-def _joined(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
-    """Join a list of (x, y)."""
-    allowed = "must be a list of (x, y) for each client, a Dataset or a Federation; or x, with y "
-    allowed += "and client"
-    if not isinstance(data, Sequence) or isinstance(data, str) or not data:
-        if hasattr(data, "dtype"):
-            raise UsageError("data", data, allowed)
-        remedy = "; of a dict pass [*data.values()]" * isinstance(data, Mapping)
-        raise UsageError("data", ..., f"is of type {type(data).__name__}, {allowed}{remedy}")
-    if isinstance(data, tuple) and len(data) == 2 and hasattr(data[0], "dtype"):
-        raise UsageError("data", ..., f"is one (x, y), {allowed}; of one client pass [(x, y)]")
-    first, first_kinds, pairs, columns = None, None, [], columns_of(data)
-    for index, pair in enumerate(data):
-        if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
-            raise UsageError(f"data[{index}]", ..., allowed)
-        name = f"data[{index}]"
-        check_columns(name, pair[0], columns, "data[0]")
-        check_rows(f"{name}[1]", pair[0], pair[1], f"{name}[0]")
-        pair = _inputs_of(pair[0], name), arrays_of(pair[1], name)
-        lengths = {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(pair)}
-        if len(lengths) != 1 or -1 in lengths:
-            raise UsageError(f"data[{index}]", ..., f"x and y have lengths {sorted(lengths)}")
-        shapes = jax.tree.map(lambda leaf: leaf.shape[1:], pair)
-        first = shapes if first is None else first
-        if shapes != first:
-            found = f"has examples of shapes {shapes}"
-            raise UsageError(f"data[{index}]", ..., f"{found}, must be {first} as in data[0]")
-        pairs.append(pair)
-        if 0 in lengths:
-            continue  # nothing, of any type
-        kinds = _kinds(*pair)
-        first_kinds = kinds if first_kinds is None else first_kinds
-        if kinds != first_kinds:
-            text = f"holds {kinds}, must hold {first_kinds} as the clients before"
-            raise UsageError(f"data[{index}]", ..., text)
-    filled = [pair for pair in pairs if len(jax.tree.leaves(pair)[0])]
-    if not filled:
-        raise UsageError("data", ..., "must hold an example, all clients have none")
-    x, y = jax.tree.map(_joined_arrays, *filled)
-    ends = np.cumsum([len(jax.tree.leaves(pair)[0]) for pair in pairs])
-    return x, y, np.split(np.arange(ends[-1]), ends[:-1])
-
-
-def _check(x: Tree, y: Tree, client: Any = None) -> None:
-    named = {"x": x, "y": y} | ({} if client is None else {"client": client})
-    lengths = {np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in jax.tree.leaves(named)}
-    if lengths == {0}:
-        raise UsageError("data", ..., f"{' and '.join(named)} must hold examples, there are none")
-    if len(lengths) != 1 or 0 in lengths:
-        found = ", ".join(f"{k} {np.shape(jax.tree.leaves(v)[0])}" for k, v in named.items())
-        raise UsageError("data", ..., f"{' and '.join(named)} must be of one length, not {found}")
+def _check_numbers(x: Tree, y: Tree, name: str = "") -> None:
+    """Raise UsageError unless x and y hold finite numbers."""
     for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
-        name = path[0].key + jax.tree_util.keystr(path[1:])
+        here = name or path[0].key + jax.tree_util.keystr(path[1:])
         if kind(leaf) not in _KINDS:
-            remedy = checks.for_texts(name, leaf) if name == "y" else ""
-            raise UsageError(name, leaf, f"must hold numbers{remedy}")
+            remedy = checks.for_texts(here, leaf) if here == "y" else ""
+            raise UsageError(here, leaf, f"must hold numbers{remedy}")
         if not checks.holds_finite(leaf):
-            raise UsageError(name, leaf, "must be finite in float32")
+            raise UsageError(here, leaf, "must be finite in float32")
 
 
 def splits_of_arrays(
@@ -247,25 +237,22 @@ def splits_of_arrays(
       y: targets on the host [M, ...].
       parts: the rows of each client.
       test: further inputs and targets, which no client holds; None for no test.
-      validation: the part of each client's n examples that is held out for validation: at least one
-        example if n >= 2 and validation > 0, and never all.
+      validation: the part of each client's examples that is held out for validation, as in
+        `federation.validation_size`.
       seeds: the seeds of the draws of validation examples.
 
-    Returns:
-      (the examples, splits by seed).
-
     Raises:
-      UsageError: for a validation outside of [0, 1), for one above 0 if clients share rows, and for
-        a test of other shapes or kinds of numbers.
+      UsageError: for a validation outside of [0, 1), and for a test of other shapes or kinds.
     """
-    checks.number("validation", validation, "at least 0 and below 1", lambda part: 0 <= part < 1)
-    rows = np.concatenate(parts)
-    if validation > 0 and len(np.unique(rows)) < len(rows):
-        text = "must be 0, as clients share examples: one might train on another's for validation"
-        raise UsageError("validation", validation, text)
+    _check_validation(validation)
     num_train = len(jax.tree.leaves(y)[0])
     if test is not None:
-        x, y = _with_test(x, y, test)
+        of_test = _pair("test", test, ())
+        _check_numbers(*of_test, name="test")
+        if _form(of_test) != _form((x, y)):
+            text = f"holds {_form(of_test)}, must hold {_form((x, y))} as in training"
+            raise UsageError("test", ..., text)
+        x, y = jax.tree.map(_joined, (x, y), of_test)
     data = federations.examples(x, y)
     test_rows = np.arange(num_train, len(jax.tree.leaves(y)[0]))
     splits = {}
@@ -288,25 +275,9 @@ def splits_of_arrays(
     return data, splits
 
 
-def _with_test(x: Tree, y: Tree, test: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-    """Append test examples."""
-    if not isinstance(test, Sequence) or len(test) != 2:
-        raise UsageError("test", ..., "must be inputs and targets, (x, y)")
-    check_rows("test[1]", test[0], test[1], "test[0]")
-    test_x, test_y = _inputs_of(test[0], "test"), arrays_of(test[1], "test")
-    try:
-        _check(test_x, test_y)
-    except UsageError as error:
-        raise UsageError("test", ..., str(error)) from None
-    found, needed = (
-        jax.tree.map(lambda leaf: leaf.shape[1:], pair) for pair in ((test_x, test_y), (x, y))
-    )
-    if found != needed:
-        raise UsageError("test", ..., f"has examples of shapes {found}, must be {needed}")
-    found, needed = _kinds(test_x, test_y), _kinds(x, y)
-    if found != needed:
-        raise UsageError("test", ..., f"holds {found}, must hold {needed} as in training")
-    return jax.tree.map(_joined_arrays, (x, y), (test_x, test_y))
+def _check_validation(validation: float) -> None:
+    if not 0 <= validation < 1:
+        raise UsageError("validation", validation, "must be at least 0 and below 1")
 
 
 def splits_of_dataset(
@@ -328,42 +299,39 @@ def splits_of_dataset(
       seeds: the seeds of the splits. Those of `federation.split` are larger by 2**31, so that they
         differ from the seeds with which the data set's domains may have been drawn.
 
-    Returns:
-      (the examples, splits by seed).
-
     Raises:
-      UsageError: as `federation.split` does, and if there is neither a partition nor users nor a
-        second domain.
+      UsageError: for fields that do not fit each other, as `federation.split` does, and if there is
+        neither a partition nor users nor a second domain.
     """
     check_dataset(dataset)
+    _check_validation(validation)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
-    if partition is None:
-        present = np.ones(len(dataset.y), bool)
-        if held_out in dataset.domains:
-            present = dataset.domain != dataset.domains.index(str(held_out))
-        of = dataset.domain if dataset.user is None else dataset.user
-        users = np.unique(of[present & ~dataset.test])
-        if len(users) < 2:
-            what = "domain" if dataset.user is None else "user"
-            text = f"must be given, as one {what} alone has examples outside the test"
-            raise UsageError("partition", None, text)
-
-        # A client's examples may all be drawn for the test.
-        def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-            del rng
-            order = np.argsort(of[rows], kind="stable")
-            ends = np.searchsorted(of[rows][order], users[1:])
-            return np.split(rows[order], ends)
-
     data = federations.examples(x, y)
-    return data, {
-        seed: federations.split(
-            dataset,
-            data,
-            partition,
-            held_out=held_out,
-            seed=seed + 2**31,
-            validation=validation,
-        )
-        for seed in seeds
-    }
+    deal = partition or _by_user_or_domain(dataset, held_out)
+
+    def split(seed: int) -> Split:
+        more = {"held_out": held_out, "seed": seed + 2**31, "validation": validation}
+        return federations.split(dataset, data, deal, **more)
+
+    return data, {seed: split(seed) for seed in seeds}
+
+
+def _by_user_or_domain(dataset: Dataset, held_out: str | None) -> Partition:
+    """Return the partition in which each user, or else each domain, is a client."""
+    present = ~dataset.test
+    if held_out in dataset.domains:
+        present &= dataset.domain != dataset.domains.index(str(held_out))
+    of = dataset.domain if dataset.user is None else dataset.user
+    users = np.unique(of[present])
+    if len(users) < 2:
+        what = "domain" if dataset.user is None else "user"
+        text = f"must be given, as one {what} alone has examples outside the test"
+        raise UsageError("partition", None, text)
+
+    # A client's examples may all be drawn for the test.
+    def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        del rng
+        order = np.argsort(of[rows], kind="stable")
+        return np.split(rows[order], np.searchsorted(of[rows][order], users[1:]))
+
+    return partition

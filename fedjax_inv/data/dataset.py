@@ -1,6 +1,6 @@
 """The record that every source returns, and that environments, partitions and federations take."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -60,76 +60,48 @@ class Dataset(NamedTuple):
         kind = np.asarray(self.y).dtype.kind
         return {"b": "labels", "f": "values"}.get(kind, "classes")
 
+    def take(self, rows: np.ndarray) -> "Dataset":
+        """Return the examples in some rows, [n] integers or [M] bool."""
+        names = ("x", "y", "domain", "test", "user", "original")
+        of_examples = {name: getattr(self, name) for name in names}
+        return self._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
-def check_dataset(dataset: Dataset, task: str | None = None) -> None:
-    """Check that the fields of a data set fit each other.
 
-    Args:
-      dataset: a data set of M examples.
-      task: the task that the data set must have; None for any.
-
-    Raises:
-      UsageError: if there is no example; if a field has not one entry for each target; if a target,
-        a domain or a word is out of range; if two names are equal; if x or y holds NaN or infinity;
-        if the task is another one; if x is not of the columns; or if x is one array although there
-        is a `render` (`models.painted` takes one array for images that are rendered already).
-    """
-    checks.record("dataset", dataset, Dataset)
+def check_dataset(dataset: Dataset) -> None:
+    """Raise UsageError unless the fields of a user's own data set fit each other."""
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
-        is_list = isinstance(names, Sequence) and not isinstance(names, str)
-        if not is_list or not names or len(set(names)) < len(names):
+        if not names or len({*names}) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
-        if not all(isinstance(each, str) for each in names):
-            raise UsageError(f"dataset.{name}", names, "must be names, which are strings")
-    _check_targets(dataset.y, dataset.task, len(dataset.classes))
-    if task not in (None, dataset.task):
-        allowed = f"holds {dataset.task}, must hold {task}"
-        raise UsageError("dataset.y", dataset.y, allowed)
-    checks.integers("dataset.domain", dataset.domain, 0, len(dataset.domains) - 1)
-    num_examples = len(dataset.y)
-    others = (("user", dataset.user), ("original", dataset.original))
-    for name, field in others:
-        if field is not None:
-            checks.integers(f"dataset.{name}", field, 0)
-    for name, field in (("domain", dataset.domain), *others):
-        if field is not None and len(field) != num_examples:
-            raise UsageError(
-                f"dataset.{name}", field, f"must be integers [{num_examples}], one for each target"
-            )
+    num_names, num_examples = len(dataset.classes), len(dataset.y)
+    needed = {"domain": len(dataset.domains), "user": np.inf, "original": np.inf}
+    needed |= {"y": num_names} if dataset.task == "classes" else {}
+    for name, end in needed.items():
+        field = getattr(dataset, name)
+        if field is None:
+            continue
+        array = np.asarray(field)
+        is_of_all = array.dtype.kind in "iu" and array.shape == (num_examples,) and num_examples > 0
+        if not is_of_all or array.min() < 0 or array.max() >= end:
+            text = f"must be integers [{num_examples}] of at least 0 and below {end}"
+            raise UsageError(f"dataset.{name}", array, text)
+    if dataset.task != "classes":
+        shapes = [(num_examples, num_names)] + [(num_examples,)] * (num_names == 1)
+        if dataset.y.shape not in shapes or not checks.holds_finite(dataset.y):
+            text = f"must be finite, with a column for each of {num_names} names in classes"
+            raise UsageError("dataset.y", dataset.y, text)
     test = np.asarray(dataset.test)
     if test.dtype != bool or test.shape != (num_examples,):
-        raise UsageError(
-            "dataset.test", test, f"must be bool [{num_examples}], one for each target"
-        )
-    if dataset.words:
-        checks.integers("dataset.x", dataset.x, 0, len(dataset.words) - 1, ndim=2)
-    if dataset.render is not None and jax.tree_util.all_leaves([dataset.x]):
-        raise UsageError(
-            "dataset.x", ..., "is one array, must be a tree of arrays, as `render` takes a tree"
-        )
-    leaves = jax.tree_util.tree_leaves_with_path(dataset.x)
-    if not leaves:
-        raise UsageError("dataset.x", dataset.x, f"must hold an array [{num_examples}, ...]")
-    for path, leaf in leaves:
-        array = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
-        shape = array.shape
-        if shape[:1] != (num_examples,) or 0 in shape or array.dtype.kind not in "biuf":
-            raise UsageError(
-                f"dataset.x{jax.tree_util.keystr(path)}",
-                array,
-                f"must be numbers [{num_examples}, ...] without an empty axis, one entry for each "
-                "target",
-            )
-        if not checks.holds_finite(array):
-            name = f"dataset.x{jax.tree_util.keystr(path)}"
-            raise UsageError(name, array, "must be finite in float32")
-    checks.record("dataset.columns", dataset.columns, tuple)
-    for column in dataset.columns:
-        checks.record("dataset.columns", column, Column)
-    if dataset.columns and np.shape(dataset.x) != (num_examples, len(dataset.features)):
-        needed = f"[{num_examples}, {len(dataset.features)}]"
-        allowed = f"must be {needed}, with the features of {{columns}}"
-        raise UsageError("dataset.x", dataset.x, allowed, columns=("dataset.columns", ...))
+        raise UsageError("dataset.test", test, f"must be bool [{num_examples}]")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dataset.x):
+        name = f"dataset.x{jax.tree_util.keystr(path)}"
+        if np.shape(leaf)[:1] != (num_examples,) or not checks.holds_finite(leaf):
+            raise UsageError(name, leaf, f"must be finite numbers [{num_examples}, ...]")
+
+
+def check_classes(dataset: Dataset) -> None:
+    """Raise UsageError unless the targets are classes."""
+    if dataset.task != "classes":
+        raise UsageError("dataset.y", ..., f"holds {dataset.task}, must hold classes")
 
 
 class Originals(NamedTuple):
@@ -150,38 +122,10 @@ class Originals(NamedTuple):
 
 
 def originals(dataset: Dataset) -> Originals:
-    """Return the originals of a data set; without `Dataset.original` each example is its own.
-
-    Args:
-      dataset: a data set of M examples.
-
-    Raises:
-      UsageError: for another type.
-    """
-    checks.record("dataset", dataset, Dataset)
+    """Return the originals of a data set; without `Dataset.original` each example is its own."""
     if dataset.original is None:
         every = np.arange(len(dataset.y))
         return Originals(every, every)
     _, rows, of = np.unique(dataset.original, return_index=True, return_inverse=True)
     order = np.argsort(rows)
     return Originals(rows[order], np.argsort(order)[of])
-
-
-def _check_targets(y: np.ndarray, task: str, num_names: int) -> None:
-    """Raise UsageError unless y are targets of the task, a column for each name."""
-    if task == "classes":
-        checks.integers("dataset.y", y, 0, num_names - 1)
-        return
-    y = np.asarray(y)
-    shapes = [(), (1,)] if task == "values" and num_names == 1 else [(num_names,)]
-    dtype = "bool" if task == "labels" else "float32"
-    if y.dtype != dtype or y.ndim == 0 or y.shape[1:] not in shapes or len(y) == 0:
-        columns = f"[M, {num_names}]"
-        raise UsageError(
-            "dataset.y",
-            y,
-            f"must be integers [M] (classes), bool {columns} (labels) or float32 {columns} "
-            f"(values), with a column for each name in dataset.classes",
-        )
-    if not np.isfinite(y).all():
-        raise UsageError("dataset.y", y, "must be finite, holds NaN or infinity")

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedjax_inv import checks
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
 SHAPES = ("square", "ellipse", "heart")
@@ -48,11 +47,7 @@ def latent_classes(index: np.ndarray) -> np.ndarray:
 
     Returns:
       Integers [..., 6].
-
-    Raises:
-      UsageError: for other numbers.
     """
-    index = checks.integers("index", index, 0, NUM_IMAGES - 1, ndim=None, may_be_empty=True)
     return np.stack(np.unravel_index(index, SIZES), axis=-1)
 
 
@@ -61,20 +56,8 @@ def latent_index(classes: np.ndarray) -> np.ndarray:
 
     Args:
       classes: [..., 6] integers, for each latent the index into its VALUES.
-
-    Raises:
-      UsageError: for classes that do not exist.
     """
-    try:
-        classes = np.asarray(classes)
-    except (TypeError, ValueError):  # keys, lists of different lengths
-        raise UsageError("classes", classes, "must be integers [..., 6]") from None
-    if classes.shape[-1:] != (len(LATENTS),):
-        raise UsageError("classes", classes, "must be integers [..., 6]")
-    columns = np.moveaxis(classes, -1, 0)
-    for i, (column, size) in enumerate(zip(columns, SIZES, strict=True)):
-        checks.integers(f"classes[..., {i}]", column, 0, size - 1, ndim=None, may_be_empty=True)
-    return np.ravel_multi_index(tuple(columns), SIZES)
+    return np.ravel_multi_index(tuple(np.moveaxis(np.asarray(classes), -1, 0)), SIZES)
 
 
 def latent_values(index: np.ndarray) -> np.ndarray:
@@ -93,31 +76,8 @@ def render(latents: np.ndarray) -> np.ndarray:
 
     Returns:
       Images [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
-
-    Raises:
-      UsageError: for latents that are not [n, 6], another shape, a scale or a position out of the
-        original's range, or a color or an orientation that is not finite.
     """
-    try:
-        latents = np.asarray(latents, np.float64)
-    except (TypeError, ValueError):
-        raise UsageError("latents", latents, "must be numbers [n, 6]") from None
-    if latents.ndim != 2 or latents.shape[1] != len(LATENTS):
-        raise UsageError("latents", latents, "must be [n, 6]")
-    for i, (name, values) in enumerate(zip(LATENTS, VALUES, strict=True)):
-        column = latents[:, i]
-        if name == "shape":
-            fits, allowed = np.isin(column, values), "1, 2 or 3"
-        elif name in ("color", "orientation"):
-            fits, allowed = np.isfinite(column), "finite"
-        else:
-            fits = (values[0] <= column) & (column <= values[-1])
-            allowed = f"between {values[0]:g} and {values[-1]:g}"
-        if not fits.all():
-            row = np.flatnonzero(~fits)[0]
-            where = f"latents[{row}, {i}]"
-            raise UsageError(where, column[row], f"must be {allowed}, the {name}")
-    images = np.empty((len(latents), _SIZE, _SIZE), np.uint8)
+    images = np.zeros((len(latents), _SIZE, _SIZE), np.uint8)
     for code, inside in enumerate((_in_square, _in_ellipse, _in_heart), start=1):
         rows = np.flatnonzero(latents[:, 1] == code)
         for start in range(0, len(rows), _CHUNK):
@@ -167,21 +127,13 @@ def load(
       A data set with x [M, 64, 64, 1], 0 or 255, and one domain.
 
     Raises:
-      UsageError: for an argument that is not allowed.
+      UsageError: for more images than there are.
     """
-    checks.record("shapes", shapes, Sequence)
-    if any(not isinstance(shape, str) for shape in shapes):
-        raise UsageError("shapes", shapes, f"must be of {', '.join(SHAPES)}")
-    if not shapes or len(set(shapes)) < len(shapes) or not set(shapes) <= set(SHAPES):
-        raise UsageError(
-            "shapes", shapes, f"must be of {', '.join(SHAPES)}, at least one and none twice"
-        )
     per_shape = NUM_IMAGES // len(SHAPES)
     available = per_shape * len(shapes)
     num_images = available if num_images is None else num_images
     meaning = f", the images of {', '.join(shapes)}"
     checks.integer("num_images", num_images, 1, available, meaning)
-    checks.integer("seed", seed, 0)
     rng = np.random.default_rng(seed)
     y, index = np.divmod(rng.choice(available, num_images, replace=False), per_shape)
     index += per_shape * np.array([SHAPES.index(shape) for shape in shapes])[y]

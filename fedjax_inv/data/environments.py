@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data.dataset import Dataset, check_dataset, originals
+from fedjax_inv.data.dataset import Dataset, check_classes, originals
 from fedjax_inv.types import Array
 
 _WHITE = 255  # the brightest of 8 bits
@@ -72,23 +71,18 @@ def rotated(
       angles: the angles in degrees, counter-clockwise about the image's centre. Images are rotated
         by bilinear interpolation.
       seed: the seed of the shuffle.
-      shares: the relative sizes of the domains; by default all are equal. If all are below 1, they
-        are parts of the whole and must sum to 1.
+      shares: the relative sizes of the domains, above 0; by default all are equal.
 
     Returns:
       The data set with rotated images, without a test split.
 
     Raises:
-      UsageError: if there is no angle, an angle is not finite or occurs twice; if there is not one
-        share above 0 for each angle; if shares below 1 do not sum to 1; or if x are not images.
+      UsageError: if an angle occurs twice, or if x are not images.
     """
-    check_dataset(dataset)
-    checks.each("angles", angles, _check_angle)
     domains = _domain_names(angles)
     if domains is None:
         raise UsageError("angles", list(angles), "must all differ, in six digits")
-    checks.integer("seed", seed, 0)
-    shares = _shares(shares, "angles", angles)
+    shares = np.ones(len(angles)) if shares is None else shares
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8 or floating",
@@ -111,20 +105,6 @@ def rotated(
     return dataset._replace(x=x, domain=domain, domains=domains, test=none)
 
 
-def flip_probabilities(setting: str) -> tuple[float, ...]:
-    """Return the flip probabilities of a setting in FLIPS.
-
-    Args:
-      setting: the name of the setting, such as "5_uneven".
-
-    Raises:
-      UsageError: for another setting.
-    """
-    if not isinstance(setting, str) or setting not in FLIPS:
-        raise UsageError("setting", setting, f"must be one of {', '.join(FLIPS)}")
-    return FLIPS[setting]
-
-
 def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
     """Merge groups of classes into one class each, and drop the examples of all other classes.
 
@@ -134,44 +114,12 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
 
     Returns:
       The data set with the new classes.
-
-    Raises:
-      UsageError: if there is no group or an empty one, if a class does not exist or occurs twice,
-        or if no example is left.
     """
-    check_dataset(dataset, "classes")
-    checks.record("groups", groups, Mapping)
-    if not groups:
-        raise UsageError("groups", groups, "must hold at least one group of classes")
     label = np.full(len(dataset.classes), -1, np.int32)
-    for index, (group, names) in enumerate(groups.items()):
-        if isinstance(names, str) or not isinstance(names, Sequence) or len(names) == 0:
-            raise UsageError(f"groups[{group!r}]", names, "must be names of classes, at least one")
-        for name in names:
-            if name not in dataset.classes:
-                raise UsageError(
-                    f"groups[{group!r}]",
-                    names,
-                    f"must be of the classes of the data set, {', '.join(dataset.classes)}",
-                )
-            if label[dataset.classes.index(name)] >= 0:
-                raise UsageError(
-                    f"groups[{group!r}]", names, f"must not name {name!r} a second time"
-                )
-            label[dataset.classes.index(name)] = index
+    for index, names in enumerate(groups.values()):
+        label[[dataset.classes.index(name) for name in names]] = index
     y = label[dataset.y]
-    keep = y >= 0
-    if not keep.any():
-        raise UsageError("groups", dict(groups), "must name a class that has examples")
-    return dataset._replace(
-        x=jax.tree.map(lambda leaf: leaf[keep], dataset.x),
-        y=y[keep],
-        classes=tuple(groups),
-        domain=dataset.domain[keep],
-        test=dataset.test[keep],
-        user=None if dataset.user is None else dataset.user[keep],
-        original=None if dataset.original is None else dataset.original[keep],
-    )
+    return dataset._replace(y=y, classes=tuple(groups)).take(y >= 0)
 
 
 def binned(dataset: Dataset, num_classes: int) -> Dataset:
@@ -185,11 +133,10 @@ def binned(dataset: Dataset, num_classes: int) -> Dataset:
       The data set with the new classes.
 
     Raises:
-      UsageError: if `num_classes` is below 2 or does not divide K.
+      UsageError: if `num_classes` does not divide K.
     """
-    check_dataset(dataset, "classes")
+    check_classes(dataset)
     classes = dataset.classes
-    checks.integer("num_classes", num_classes, 2)
     if len(classes) % num_classes:
         raise UsageError(
             "num_classes", num_classes, f"must divide {len(classes)}, the number of classes"
@@ -240,15 +187,10 @@ def colored(
       environment, and there is no test split.
 
     Raises:
-      UsageError: for an argument out of range, if two environments have equal flip probabilities,
-        and if an environment has no examples.
+      UsageError: for other images, if two environments have equal flip probabilities, and if one
+        has no examples.
     """
-    check_dataset(dataset, "classes")
     check_grey(dataset)
-    if len(dataset.classes) < 2:
-        raise UsageError("dataset.classes", dataset.classes, "must be at least two")
-    if not isinstance(binarise, bool | np.bool_):
-        raise UsageError("binarise", binarise, "must be True or False")
     drawn, color = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
@@ -288,9 +230,9 @@ def patched(
       The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
 
     Raises:
-      UsageError: as `colored` does, unless there are two classes, and if a patch does not fit.
+      UsageError: as `colored` does, and unless there are two classes.
     """
-    check_dataset(dataset, "classes")
+    check_classes(dataset)
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8",
@@ -298,7 +240,6 @@ def patched(
     )
     if len(dataset.classes) != 2:
         raise UsageError("dataset.classes", dataset.classes, "must be two")
-    _check_patch_size(patch_size, dataset.x.shape)
     drawn, corner = _environments(
         dataset, flips, test_flip, label_noise, shares, test_fraction, seed
     )
@@ -318,17 +259,8 @@ def paint(x: Colored, num_colors: int) -> Array:
       num_colors: the number of channels.
 
     Returns:
-      Images [B, height, width, num_colors] in [0, 1], float32. If colours are tracers, a colour out
-      of range gives a black image.
-
-    Raises:
-      UsageError: for other images, and for colours out of range.
+      Images [B, height, width, num_colors] in [0, 1], float32.
     """
-    checks.record("x", x, Colored)
-    checks.integer("num_colors", num_colors, 1)
-    check_cue("color", x.color, num_colors, x.image)
-    if x.image.shape[-1] != 1:
-        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
     channel = jax.nn.one_hot(num_colors - 1 - x.color, num_colors)
     return x.image / jnp.float32(_WHITE) * channel[..., None, None, :]
 
@@ -342,13 +274,7 @@ def cover(x: Patched, patch_size: int) -> Array:
 
     Returns:
       Images [B, height, width, channels] in [0, 1], float32.
-
-    Raises:
-      UsageError: as `paint` does, and if the squares of the two corners would overlap.
     """
-    checks.record("x", x, Patched)
-    check_cue("corner", x.corner, 2, x.image)
-    _check_patch_size(patch_size, x.image.shape)
     height, width = x.image.shape[-3:-1]
     column = jnp.arange(width)
     column = jnp.where(x.corner[..., None] == 1, column[::-1], column)  # from the corner
@@ -363,48 +289,13 @@ def _check_images(dataset: Dataset, needed: str, fits: Callable[[np.ndarray], bo
 
 
 def check_grey(dataset: Dataset) -> None:
-    """Check that x are grey images [M, height, width, 1] uint8, else raise UsageError."""
-    checks.record("dataset", dataset, Dataset)
+    """Raise UsageError unless x are grey images [M, height, width, 1] uint8 of classes."""
+    check_classes(dataset)
     _check_images(
         dataset,
         "grey images [M, height, width, 1] uint8",
         lambda x: x.ndim == 4 and x.shape[3] == 1 and x.dtype == np.uint8,
     )
-
-
-def check_cue(
-    name: str, cue: np.ndarray | Array, num_values: int, image: np.ndarray | Array
-) -> None:
-    """Check that images have 8 bits, and that each has a cue, such as its colour.
-
-    Args:
-      name: the name of the cue.
-      cue: [B] integers in 0..num_values-1. The values of a tracer are not checked.
-      num_values: the number of values.
-      image: [B, height, width, channels] uint8.
-
-    Raises:
-      UsageError: for other images, and for a cue of another shape or out of range.
-    """
-    checks.integer("num_values", num_values)
-    checks.array(name, cue)
-    checks.array("image", image)
-    if image.dtype != np.uint8 or image.ndim < 3:
-        raise UsageError("image", image, "must be uint8 [B, height, width, channels]")
-    if cue.shape != image.shape[:-3]:
-        raise UsageError(name, cue, f"must have shape {image.shape[:-3]}")
-    if not isinstance(cue, jax.core.Tracer):
-        checks.integers(name, cue, 0, num_values - 1, ndim=None, may_be_empty=True)
-
-
-def _check_patch_size(patch_size: int, shape: tuple[int, ...]) -> None:
-    height, width = shape[-3:-1]
-    meaning = f" pixels, of images of {height}x{width}"
-    checks.integer("patch_size", patch_size, 1, min(height, width // 2), meaning)
-
-
-def _check_angle(name: str, angle: float) -> None:
-    checks.number(name, angle, "of degrees", lambda a: True)
 
 
 def _domain_names(values: Iterable[float]) -> tuple[str, ...] | None:
@@ -427,8 +318,6 @@ def _environments(
     Returns:
       The data set with both, and the cue [M].
     """
-    checks.each("flips", flips, checks.probability)
-    checks.probability("test_flip", test_flip)
     domains = _domain_names([*flips, test_flip])
     if domains is None:
         raise UsageError(
@@ -437,27 +326,15 @@ def _environments(
             "must all differ, and from {test_flip}, in six digits",
             test_flip=("test_flip", test_flip),
         )
-    checks.probability("label_noise", label_noise)
-    checks.fraction("test_fraction", test_fraction)
-    checks.integer("seed", seed, 0)
-    shares = _shares(shares, "flips", flips)
+    shares = np.ones(len(flips)) if shares is None else shares
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
-    test = test_rows(dataset, test_fraction, rng)
-    every, original = originals(dataset)
-    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
-    ends = np.rint(np.cumsum(shares) / np.sum(shares) * len(train))
-    dealt = np.full(len(every), len(flips), np.int32)
-    dealt[train] = np.searchsorted(ends, np.arange(len(train)), side="right")
-    domain = dealt[original]
-    sizes = np.bincount(domain, minlength=len(domains))
-    if sizes.min() == 0:
-        raise UsageError(
-            "dataset",
-            ...,
-            f"must hold examples for every domain, but domain {domains[sizes.argmin()]} has none "
-            f"of the {len(train)} to train and {test.sum()} to test",
-        )
+
+    def in_turn(count: int) -> np.ndarray:
+        ends = np.rint(np.cumsum(shares) / np.sum(shares) * count)
+        return np.searchsorted(ends, np.arange(count), side="right")
+
+    domain = dealt(dataset, len(flips), in_turn, test_fraction, rng)
     y = (dataset.y + (rng.random(num_examples) < label_noise)) % num_classes
     flip = np.array([*flips, test_flip])[domain]
     cue = (y + (rng.random(num_examples) < flip)) % num_classes
@@ -470,46 +347,40 @@ def _environments(
     return drawn, cue.astype(np.int32)
 
 
-def test_rows(dataset: Dataset, test_fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Return which examples are for the test, [M] bool: the test split, or else a random part.
+def dealt(
+    dataset: Dataset,
+    num_domains: int,
+    domains_of: Callable[[int], np.ndarray],
+    test_fraction: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Deal the examples to training domains and the test; copies of one original go together.
 
     Args:
-      dataset: a data set of M examples; copies of one original go together.
-      test_fraction: the size of the random part, above 0 and below 1.
-      rng: the generator of the random part.
+      dataset: a data set of M examples.
+      num_domains: D, the training domains.
+      domains_of: n -> the domains [n] of the n originals outside the test, which are shuffled, in
+        0..D-1, or -1 for none.
+      test_fraction: the part that is the test, drawn at random, if the data set has no test split.
+      rng: the generator of the draws.
+
+    Returns:
+      The domain of each example, [M] int32; D stands for the test.
 
     Raises:
-      UsageError: for arguments that are not allowed.
+      UsageError: if a domain or the test has no examples.
     """
-    checks.record("dataset", dataset, Dataset)
-    checks.fraction("test_fraction", test_fraction)
-    checks.record("rng", rng, np.random.Generator)
-    if dataset.test.any():
-        return dataset.test
     every, original = originals(dataset)
-    order = rng.permutation(len(every))
-    return np.isin(original, order[: round(test_fraction * len(every))])
-
-
-def _shares(shares: Sequence[float] | None, name: str, values: Sequence[float]) -> Sequence[float]:
-    """Return the relative sizes of domains, one for each of the values; 1 for all by default."""
-    if shares is None:
-        return [1.0] * len(values)
-    checks.each("shares", shares, _check_share)
-    if len(shares) != len(values):
-        raise UsageError(
-            "shares",
-            list(shares),
-            "must be one for each of {values}",
-            values=(name, list(values)),
-        )
-    if max(shares) < 1 and not np.isclose(sum(shares), 1):
-        raise UsageError("shares", list(shares), "must sum to 1, as all are below 1")
-    return [float(share) for share in shares]
-
-
-def _check_share(name: str, share: float) -> None:
-    checks.number(name, share, "above 0", lambda s: s > 0)
+    test = dataset.test[every]
+    if not test.any():
+        test[rng.permutation(len(every))[: round(test_fraction * len(every))]] = True
+    domain = np.full(len(every), num_domains, np.int32)
+    train = rng.permutation(np.flatnonzero(~test))
+    domain[train] = domains_of(len(train))
+    if {*range(num_domains + 1)} - {*domain.tolist()}:
+        text = f"must hold examples for the test and for each of {num_domains} training domains"
+        raise UsageError("dataset", ..., f"{text}, but holds {test.sum()} and {len(train)}")
+    return domain[original]
 
 
 def _rotate(x: np.ndarray, angle: float) -> np.ndarray:

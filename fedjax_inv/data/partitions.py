@@ -1,10 +1,11 @@
-"""Partitions: which client holds which examples, as one array of rows per client.
+"""Partitions: which client holds which examples, as one array of rows for each of C clients.
 
-Rows number the examples to deal, from 0; each goes to exactly one client.
+Rows number the examples to deal, from 0; each goes to exactly one client. Domains, users and labels
+are integers [M], M the number of examples.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
 _ROUNDING = 1e-9  # of the number of examples that a client is due
+_MOST_DRAWS = 1000
 _LARGEST_ALPHA = 1e300  # far above it, draws overflow and are 0
 
 
@@ -23,14 +25,9 @@ def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[n
       num_clients: C, at most M.
       rng: the generator of the shuffle.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for less than one example or client, and for more clients than examples.
+      UsageError: for more clients than examples.
     """
-    checks.record("rng", rng, np.random.Generator)
-    checks.integer("num_examples", num_examples, 1)
     _check_num_clients(num_clients, num_examples)
     return np.array_split(rng.permutation(num_examples), num_clients)
 
@@ -46,15 +43,9 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
       num_clients: C, at least the number of domains.
       rng: the generator that shuffles a domain's examples before they are cut into slices.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for domains that are not integers, for more clients than examples, and for fewer
-        clients than domains.
+      UsageError: for more clients than examples, and for fewer clients than domains.
     """
-    checks.record("rng", rng, np.random.Generator)
-    domain = checks.integers("domain", domain)
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
     if num_clients < len(present):
@@ -87,16 +78,9 @@ def mixed(
         clients the same proportions.
       rng: the generator that shuffles the examples of each domain.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for domains that are not integers, for a mixing below 0 or above 1, and for more
-        clients than examples.
+      UsageError: for more clients than examples.
     """
-    checks.record("rng", rng, np.random.Generator)
-    domain = checks.integers("domain", domain)
-    checks.probability("mixing", mixing)
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
     counts = _mixed_counts(sizes, num_clients, float(mixing))
@@ -150,14 +134,9 @@ def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> lis
       num_clients: C, at most the number of users; with as many, each client is a user.
       rng: the generator of the order among users of equal size.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for users that are not integers, and for more clients than users.
+      UsageError: for more clients than users.
     """
-    checks.record("rng", rng, np.random.Generator)
-    user = checks.integers("user", user)
     present, owner, sizes = np.unique(user, return_inverse=True, return_counts=True)
     checks.integer("num_clients", num_clients, 1, len(present), ", the number of users")
     shuffled = rng.permutation(len(present))
@@ -178,47 +157,39 @@ def dirichlet(
     rng: np.random.Generator,
     *,
     min_size: int | None = None,
-    max_tries: int = 1000,
 ) -> list[np.ndarray]:
     """Share each class among the clients in proportions drawn from a Dirichlet distribution.
 
     The procedure of NIID-Bench (Li et al. 2022): class after class, clients that already hold M /
     num_clients examples get nothing, and the others share the shuffled class in proportions drawn
-    from Dir(alpha). This is repeated until every client holds `min_size` examples.
+    from Dir(alpha), rounded by the largest remainders. This is repeated until every client holds
+    `min_size` examples.
 
     Args:
-      labels: [M] integers, at least 0.
+      labels: [M] integers.
       num_clients: C, at most M / min_size.
       alpha: the concentration: a small one gives each client one class, a large one IID clients.
       rng: the generator of the proportions and the shuffles.
       min_size: examples of the smallest client; by default the number of classes that occur.
-      max_tries: how often the proportions are drawn before giving up.
-
-    Returns:
-      C arrays of rows.
 
     Raises:
-      UsageError: for arguments out of range, and if no try gave every client enough examples.
+      UsageError: if clients cannot have so many examples, and if no draw gave them to every one.
     """
-    checks.record("rng", rng, np.random.Generator)
-    labels = checks.integers("labels", labels, 0)
     num_examples = len(labels)
-    _check_num_clients(num_clients, num_examples)
     class_sizes = np.unique(labels, return_counts=True)[1]
     min_size = len(class_sizes) if min_size is None else min_size
-    _check_drawn(num_examples, num_clients, alpha, min_size, max_tries)
-    for _ in range(max_tries):
-        counts = _dirichlet_counts(class_sizes, num_clients, alpha, rng)
-        sizes = counts.sum(axis=0)
-        if sizes.min() >= min_size:
-            break
-    else:
-        raise _gave_up(num_clients, alpha, min_size, max_tries)
+    counts = _drawn(
+        lambda: _dirichlet_counts(class_sizes, num_clients, alpha, rng),
+        num_examples,
+        num_clients,
+        alpha,
+        min_size,
+    )
     # Shuffled, then sorted by label: the rows of a class stand together in random order.
     rows = rng.permutation(num_examples)
     rows = rows[np.argsort(labels[rows], kind="stable")]
     owner = np.repeat(np.tile(np.arange(num_clients), len(class_sizes)), counts.ravel())
-    return np.split(rows[np.argsort(owner, kind="stable")], np.cumsum(sizes)[:-1])
+    return np.split(rows[np.argsort(owner, kind="stable")], np.cumsum(counts.sum(0))[:-1])
 
 
 def _dirichlet_counts(
@@ -231,9 +202,12 @@ def _dirichlet_counts(
         # Drawing for all clients, setting the others to 0 and renormalising would be the same
         # distribution, but might divide by 0.
         (open_clients,) = np.nonzero(sizes < class_sizes.sum() / num_clients)
-        shares = rng.dirichlet(np.full(len(open_clients), alpha))
-        cuts = (np.cumsum(shares[:-1]) * size).astype(int)
-        row[open_clients] = np.diff(cuts, prepend=0, append=size)
+        exact = rng.dirichlet(np.full(len(open_clients), alpha)) * size
+        rounded = np.floor(exact).astype(int)
+        # To cut at rounded sums, as NIID-Bench does, would leave the first client too small.
+        order = np.argsort(rounded - exact, kind="stable")
+        rounded[order[: size - rounded.sum()]] += 1
+        row[open_clients] = rounded
         sizes += row
     return counts
 
@@ -245,7 +219,6 @@ def quantity(
     rng: np.random.Generator,
     *,
     min_size: int = 1,
-    max_tries: int = 1000,
 ) -> list[np.ndarray]:
     """Deal shuffled examples to clients whose sizes are in proportions drawn from Dir(alpha).
 
@@ -258,24 +231,36 @@ def quantity(
       alpha: the concentration: a small one gives a few large clients, a large one equal sizes.
       rng: the generator of the proportions and the shuffle.
       min_size: examples of the smallest client.
-      max_tries: how often the proportions are drawn before giving up.
-
-    Returns:
-      C arrays of rows.
 
     Raises:
-      UsageError: for arguments out of range, and if no try gave every client enough examples.
+      UsageError: if clients cannot have so many examples, and if no draw gave them to every one.
     """
-    checks.record("rng", rng, np.random.Generator)
-    checks.integer("num_examples", num_examples, 1)
-    _check_num_clients(num_clients, num_examples)
-    _check_drawn(num_examples, num_clients, alpha, min_size, max_tries)
-    for _ in range(max_tries):
+
+    def draw() -> np.ndarray:
         shares = rng.dirichlet(np.full(num_clients, alpha))
         cuts = (np.cumsum(shares[:-1]) * num_examples).astype(int)
-        if np.diff(cuts, prepend=0, append=num_examples).min() >= min_size:
-            return np.split(rng.permutation(num_examples), cuts)
-    raise _gave_up(num_clients, alpha, min_size, max_tries)
+        return np.diff(cuts, prepend=0, append=num_examples)[None]
+
+    (sizes,) = _drawn(draw, num_examples, num_clients, alpha, min_size)
+    return np.split(rng.permutation(num_examples), np.cumsum(sizes)[:-1])
+
+
+def _drawn(
+    draw: Callable[[], np.ndarray], num_examples: int, num_clients: int, alpha: float, min_size: int
+) -> np.ndarray:
+    """Draw counts [..., C] until each client has enough; UsageError if that cannot be."""
+    _check_num_clients(num_clients, num_examples)
+    if not 0 < alpha <= _LARGEST_ALPHA:
+        raise UsageError("alpha", alpha, f"must be above 0 and at most {_LARGEST_ALPHA}")
+    shared = f": {num_examples} examples are shared by {num_clients} clients"
+    checks.integer("min_size", min_size, 0, num_examples // num_clients, shared)
+    for _ in range(_MOST_DRAWS):
+        counts = draw()
+        if counts.sum(0).min() >= min_size:
+            return counts
+    text = f"must be higher, or {{min_size}} or {{num_clients}} lower: {_MOST_DRAWS} draws left a "
+    others = {"min_size": ("min_size", min_size), "num_clients": ("num_clients", num_clients)}
+    raise UsageError("alpha", alpha, f"{text}client with fewer examples", **others)
 
 
 def shards(
@@ -293,14 +278,9 @@ def shards(
       shards_per_client: how many shards each client gets.
       rng: the generator that shuffles the examples of a class, and deals the shards.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for labels that are not integers, and for less than one example per shard.
+      UsageError: for less than one example per shard.
     """
-    checks.record("rng", rng, np.random.Generator)
-    labels = checks.integers("labels", labels)
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
     most = num_examples // num_clients
@@ -331,14 +311,7 @@ def long_tail(
 
     Returns:
       Rows in increasing order.
-
-    Raises:
-      UsageError: for labels out of range, and for an imbalance below 1.
     """
-    checks.record("rng", rng, np.random.Generator)
-    checks.integer("num_classes", num_classes, 1)
-    checks.number("imbalance", imbalance, "of at least 1", lambda factor: factor >= 1)
-    labels = checks.integers("labels", labels, 0, num_classes - 1)
     sizes = np.bincount(labels, minlength=num_classes)
     exponent = np.arange(num_classes) / max(num_classes - 1, 1)
     profile = sizes.max() / float(imbalance) ** exponent
@@ -364,16 +337,10 @@ def shards_like(
       counts: [C, K] how many examples of each class a client has.
       rng: the generator of the draw.
 
-    Returns:
-      C arrays of rows.
-
     Raises:
-      UsageError: for other labels or counts, and if no row has a class that a client has.
+      UsageError: if no row has a class that a client has.
     """
-    checks.record("rng", rng, np.random.Generator)
-    counts = checks.integers("counts", counts, 0, ndim=2)
     num_classes = counts.shape[1]
-    labels = checks.integers("labels", labels, 0, num_classes - 1)
     of_class = [np.flatnonzero(labels == label) for label in range(num_classes)]
     available = np.array([len(rows) for rows in of_class])
     lacking = (counts > 0).any(0) & (available == 0)
@@ -404,44 +371,9 @@ def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: i
 
     Returns:
       Counts [C, K].
-
-    Raises:
-      UsageError: for labels or rows out of range, and if there is no client.
     """
-    checks.integer("num_classes", num_classes, 1)
-    labels = checks.integers("labels", labels, 0, num_classes - 1)
-    if not isinstance(parts, Sequence) or len(parts) == 0:
-        raise UsageError("parts", parts, "must hold the rows of at least one client")
-    last = len(labels) - 1
-    rows_of = [
-        checks.integers(f"parts[{client}]", rows, 0, last, may_be_empty=True)
-        for client, rows in enumerate(parts)
-    ]
-    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in rows_of])
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in parts])
 
 
 def _check_num_clients(num_clients: int, num_examples: int) -> None:
     checks.integer("num_clients", num_clients, 1, num_examples, ", the number of examples")
-
-
-def _check_drawn(
-    num_examples: int, num_clients: int, alpha: float, min_size: int, max_tries: int
-) -> None:
-    checks.number(
-        "alpha", alpha, f"above 0 and at most {_LARGEST_ALPHA}", lambda a: 0 < a <= _LARGEST_ALPHA
-    )
-    checks.integer("max_tries", max_tries, 1)
-    shared = f": {num_examples} examples are shared by {num_clients} clients"
-    checks.integer("min_size", min_size, 0, num_examples // num_clients, shared)
-
-
-def _gave_up(num_clients: int, alpha: float, min_size: int, max_tries: int) -> UsageError:
-    return UsageError(
-        "alpha",
-        alpha,
-        "must be higher, or {min_size} or {num_clients} lower: {max_tries} left a client with "
-        "fewer examples",
-        min_size=("min_size", min_size),
-        num_clients=("num_clients", num_clients),
-        max_tries=("max_tries", max_tries),
-    )

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
-from fedjax_inv.data.dataset import Dataset, check_dataset, originals
+from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Array
 
 SHADINGS = ("paradox", "random")
@@ -41,17 +41,9 @@ def ramp(steps: int, ends: Sequence[Sequence[int]] = ENDS) -> np.ndarray:
 
     Returns:
       Colours [S, 3] uint8.
-
-    Raises:
-      UsageError: for fewer than two steps, and unless the ends are two colours.
     """
-    checks.integer("steps", steps, 2)
-    checks.integers("ends", ends, 0, _WHITE, ndim=None)
-    if np.shape(ends) != (2, 3):
-        raise UsageError("ends", np.asarray(ends), "must be two colours, [2, 3]")
-    return np.rint(
-        np.linspace(np.asarray(ends[0], float), np.asarray(ends[1], float), steps)
-    ).astype(np.uint8)
+    first, last = np.asarray(ends, float)
+    return np.rint(np.linspace(first, last, steps)).astype(np.uint8)
 
 
 def simpson(
@@ -82,10 +74,8 @@ def simpson(
       lighter: the name of the class that becomes label 1; all other classes are dropped.
       colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, for five clients.
       shading: "paradox"; or "random": a random step everywhere, so that no colour misleads.
-      share: the probability that a client's image has the colour of the paradox; the others have a
-        random step. 0 is the shading "random". It has no effect with that shading.
-      test_fraction: the part of the examples that is the test, drawn at random, if the data set
-        has no test split.
+      share: the probability that a client's image has the colour of the paradox, not a random one.
+      test_fraction: the part of the examples that is the test, if the data set has no test split.
       seed: the seed of all draws. With either shading it draws the same clients and the same test.
 
     Returns:
@@ -93,10 +83,8 @@ def simpson(
       on, which share the examples evenly and at random, and last "test".
 
     Raises:
-      UsageError: for arguments that are not allowed, if the data lack one of the classes, and for
-        fewer examples than clients.
+      UsageError: for other images, and if the data lack a class or an example for each client.
     """
-    check_dataset(dataset, "classes")
     environments.check_grey(dataset)
     for name, chosen in (("darker", darker), ("lighter", lighter)):
         checks.one_of(name, chosen, dataset.classes)
@@ -105,30 +93,16 @@ def simpson(
             "lighter", lighter, "must be another class than {darker}", darker=("darker", darker)
         )
     colors = ramp(6) if colors is None else colors
-    check_ramp(colors)
     checks.one_of("shading", shading, SHADINGS)
-    checks.probability("share", share)
-    checks.fraction("test_fraction", test_fraction)
-    checks.integer("seed", seed, 0)
     pair = environments.grouped(dataset, {name: (name,) for name in (darker, lighter)})
     num_clients, num_examples = len(colors) - 1, len(pair.y)
     rng = np.random.default_rng(seed)
-    test = environments.test_rows(pair, test_fraction, rng)
-    every, original = originals(pair)
-    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
-    if not test.any() or len(train) < num_clients:
-        raise UsageError(
-            "dataset",
-            ...,
-            f"must hold an example for the test and for each of {num_clients} clients, "
-            f"but holds {test.sum()} and {len(train)}",
-        )
-    dealt = np.full(len(every), num_clients, np.int32)
-    dealt[train] = np.arange(len(train)) % num_clients
-    domain = dealt[original]
+    domain = environments.dealt(
+        pair, num_clients, lambda count: np.arange(count) % num_clients, test_fraction, rng
+    )
     step = rng.integers(0, len(colors), num_examples)
     if shading == "paradox":
-        is_random = test | (rng.random(num_examples) >= share)
+        is_random = (domain == num_clients) | (rng.random(num_examples) >= share)
         step = np.where(is_random, step, domain + (pair.y == 0))
     return pair._replace(
         x=Shaded(pair.x, step.astype(np.int32)),
@@ -149,27 +123,14 @@ def shade(x: Shaded, colors: np.ndarray) -> Array:
       colors: [S, 3] uint8.
 
     Returns:
-      Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If steps are tracers, a
-      step out of range gives the nearest colour.
-
-    Raises:
-      UsageError: for other images, and for steps out of range.
+      Images [B, height, width, 3] float32 in [0, 1], red, green and blue.
     """
-    checks.record("x", x, Shaded)
-    check_ramp(colors)
-    environments.check_cue("step", x.step, len(colors), x.image)
-    if x.image.shape[-1] != 1:
-        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
     color = jnp.take(jnp.asarray(colors, jnp.float32), x.step, axis=0, mode="clip") / _WHITE
     return x.image / jnp.float32(_WHITE) * color[..., None, None, :]
 
 
 def check_ramp(colors: np.ndarray) -> None:
-    """Check that colors are uint8 [S, 3], S > 1, and ever darker, else raise UsageError."""
-    if not hasattr(colors, "dtype") or colors.dtype != np.uint8 or colors.shape[1:] != (3,):
-        raise UsageError("colors", colors, "must be uint8 [S, 3]")
-    if len(colors) < 2:
-        raise UsageError("colors", colors.tolist(), "must be two at least")
+    """Raise UsageError unless colors [S, 3] are ever darker."""
     is_wrong = np.diff(colors @ _LUMA) >= 0
     if is_wrong.any():
         at = int(is_wrong.argmax())

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import environments
-from fedjax_inv.data.dataset import Dataset, check_dataset, originals
+from fedjax_inv.data.dataset import Dataset, originals
 from fedjax_inv.types import Array
 
 STAINS = ("foreground", "background", "both")
@@ -54,21 +54,13 @@ def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.nd
     modulo colors.
 
     Args:
-      y: [M] labels, integers of at least 0.
-      colors: the number of colours, at least 1.
+      y: [M] labels.
+      colors: the number of colours.
       shift: an integer for all labels, or one for each, [M].
 
     Returns:
       (strokes [M], grounds [M]).
-
-    Raises:
-      UsageError: for arguments that are not allowed.
     """
-    y = checks.integers("y", y, 0, may_be_empty=True)
-    checks.integer("colors", colors)
-    known = checks.integers("shift", shift, ndim=None, may_be_empty=True)
-    if known.shape not in ((), y.shape):
-        raise UsageError("shift", known, f"must be one integer or of shape {y.shape}")
     stroke = (y + shift) % colors
     return stroke, (stroke + colors // 2) % colors
 
@@ -98,10 +90,9 @@ def combinations(
       "0", "1" and so on, by k.
 
     Raises:
-      UsageError: for arguments that are not allowed, and for fewer examples than combinations.
+      UsageError: for other images, more colours than classes, and fewer examples than combinations.
     """
     _check(dataset, stain, colors)
-    checks.integer("seed", seed, 0)
     every, original = originals(dataset)
     count = len(every)
     if count < colors:
@@ -135,18 +126,14 @@ def stained(
     """Give images colours that agree with the label in training, and not in the test.
 
     FedIPG, Table III. With probability label_noise the label is not the class of the image but one
-    of the others, all equally likely. In a domain of agreement a, for strokes and grounds
-    independently,
+    of the others. In a domain of agreement a, for strokes and grounds independently,
 
-        colour = rule(label) with probability a, else one of the other colours, all equally likely.
+        colour = rule(label) with probability a, else one of the others, all equally likely.
 
     In the test domain the rule's colour c is replaced by colors - 1 - c (reversed) or by c + 1 mod
     colors (shifted), so that no colour is right; with two classes and colours, both are Colored
-    MNIST's reversal.
-
-    The paper states neither the agreements nor any label noise. Without noise the image predicts
-    the label better than the colour does, but is learned later; with Colored MNIST's noise of 0.25,
-    it predicts it worse.
+    MNIST's reversal. The paper states neither the agreements nor any label noise. Without noise the
+    image predicts the label better than the colour does, but is learned later.
 
     Args:
       dataset: grey images, x [M, height, width, 1] uint8, of K >= 2 classes.
@@ -155,13 +142,10 @@ def stained(
       agreements: a of each training domain; they may be equal.
       test_agreement: a of the test domain, which holds the test split.
       test_rule: one of TEST_RULES.
-      label_noise: the probability that the label is not the class of the image. It is drawn for
-        each example, also for each copy of one original.
-      domain_size: originals of each training domain, which are examples unless some are copies
-        (`Dataset.original`); the rest is dropped. By default the domains share all examples outside
-        the test split evenly.
-      test_fraction: the part of the examples that makes the test domain, drawn at random, if the
-        data set has no test split.
+      label_noise: the probability that the label is not the class of the image, for each example.
+      domain_size: originals of each training domain, which are examples unless some are copies; the
+        rest is dropped. By default the domains share all outside the test split evenly.
+      test_fraction: the part of the examples that is the test, if the data set has no test split.
       seed: the seed of all draws.
 
     Returns:
@@ -169,27 +153,17 @@ def stained(
       and agreement, such as "0 (0.9)", and the last one is "test".
 
     Raises:
-      UsageError: for arguments that are not allowed, and if there are too few examples.
+      UsageError: for other images, or colours or examples in a number that does not fit.
     """
     _check(dataset, stain, colors)
-    checks.each("agreements", agreements, checks.probability)
-    checks.probability("test_agreement", test_agreement)
     checks.one_of("test_rule", test_rule, TEST_RULES)
     if test_rule == "reversed" and colors % 2:
-        raise UsageError(
-            "colors",
-            colors,
-            "must be even for {test_rule}, or the middle one stays",
-            test_rule=("test_rule", test_rule),
-        )
-    checks.probability("label_noise", label_noise)
-    checks.fraction("test_fraction", test_fraction)
-    checks.integer("seed", seed, 0)
+        text = "must be even for {test_rule}, or the middle one stays"
+        raise UsageError("colors", colors, text, test_rule=("test_rule", test_rule))
     rng = np.random.default_rng(seed)
-    domain = _deal(dataset, len(agreements), domain_size, test_fraction, rng)
-    rows = np.flatnonzero(domain >= 0)
-    y, domain = dataset.y[rows], domain[rows]
-    y = _mostly(y, 1 - label_noise, len(dataset.classes), rng)
+    domain = _dealt(dataset, len(agreements), domain_size, test_fraction, rng)
+    held = dataset._replace(domain=domain, test=np.zeros(len(domain), bool)).take(domain >= 0)
+    domain, y = held.domain, _mostly(held.y, 1 - label_noise, len(dataset.classes), rng)
     agreement = np.array([*agreements, test_agreement])[domain]
     is_test = domain == len(agreements)
 
@@ -198,14 +172,10 @@ def stained(
         return _mostly(np.where(is_test, wrong, right), agreement, colors, rng)
 
     stroke, ground = map(drawn, rule(y, colors))
-    return dataset._replace(
-        x=_stained(dataset.x[rows], stain, stroke, ground),
+    return held._replace(
+        x=_stained(held.x, stain, stroke, ground),
         y=y,
-        domain=domain,
         domains=(*(f"{index} ({a:.3g})" for index, a in enumerate(agreements)), "test"),
-        test=np.zeros(len(rows), bool),
-        user=None if dataset.user is None else dataset.user[rows],
-        original=None if dataset.original is None else dataset.original[rows],
         render=tint,
     )
 
@@ -220,17 +190,8 @@ def tint(x: Stained) -> Array:
       x: image [B, height, width, 1] uint8; stroke and ground [B], indices into COLORS or UNSTAINED.
 
     Returns:
-      Images [B, height, width, 3] float32 in [0, 1], red, green and blue. If colours are tracers,
-      an index out of range gives the nearest colour.
-
-    Raises:
-      UsageError: for other images, and for colours out of range.
+      Images [B, height, width, 3] float32 in [0, 1], red, green and blue.
     """
-    checks.record("x", x, Stained)
-    environments.check_cue("stroke", x.stroke, UNSTAINED + 1, x.image)
-    environments.check_cue("ground", x.ground, UNSTAINED + 1, x.image)
-    if x.image.shape[-1] != 1:
-        raise UsageError("image", x.image, "must be grey, uint8 [B, height, width, 1]")
 
     def of(table: np.ndarray, index: np.ndarray | Array) -> Array:
         colors = jnp.take(jnp.asarray(table, jnp.int32), index, axis=0, mode="clip")
@@ -242,12 +203,9 @@ def tint(x: Stained) -> Array:
 
 
 def _check(dataset: Dataset, stain: str, colors: int) -> None:
-    check_dataset(dataset, "classes")
     environments.check_grey(dataset)
-    num_classes = len(dataset.classes)
-    if num_classes < 2:
-        raise UsageError("dataset.classes", dataset.classes, "must be at least two")
     checks.one_of("stain", stain, STAINS)
+    num_classes = len(dataset.classes)
     most = min(len(COLORS), num_classes)
     meaning = f": there are {len(COLORS)} colours, and {num_classes} classes"
     checks.integer("colors", colors, 2, most, meaning)
@@ -270,7 +228,7 @@ def _mostly(
     return np.where(rng.random(len(value)) < probability, value, other).astype(np.int32)
 
 
-def _deal(
+def _dealt(
     dataset: Dataset,
     num_domains: int,
     domain_size: int | None,
@@ -278,22 +236,17 @@ def _deal(
     rng: np.random.Generator,
 ) -> np.ndarray:
     """Return each example's domain [M]: a training one, num_domains for the test, -1 for none."""
-    test = environments.test_rows(dataset, test_fraction, rng)
-    every, original = originals(dataset)
-    train = rng.permutation(np.flatnonzero(~test[every]))  # of the originals
-    if domain_size is not None:
-        what = "examples" if len(every) == len(original) else "originals"
-        most = f", as {len(train)} {what} are shared by {num_domains} training domains"
-        checks.integer("domain_size", domain_size, 1, len(train) // num_domains, most)
-        train = train[: num_domains * domain_size]
-    if not test.any() or len(train) < num_domains:
-        raise UsageError(
-            "dataset",
-            ...,
-            f"must hold an example for the test and for each of {num_domains} training "
-            f"domains, but holds {test.sum()} and {len(train)}",
-        )
-    dealt = np.where(test[every], num_domains, -1).astype(np.int32)
-    for index, rows in enumerate(np.array_split(train, num_domains)):
-        dealt[rows] = index
-    return dealt[original]
+
+    def domains_of(count: int) -> np.ndarray:
+        used = count
+        if domain_size is not None:
+            what = "examples" if dataset.original is None else "originals"
+            most = f", as {count} {what} are shared by {num_domains} training domains"
+            checks.integer("domain_size", domain_size, 1, count // num_domains, most)
+            used = num_domains * domain_size
+        domains = np.full(count, -1)
+        for index, places in enumerate(np.array_split(np.arange(used), num_domains)):
+            domains[places] = index
+        return domains
+
+    return environments.dealt(dataset, num_domains, domains_of, test_fraction, rng)

@@ -253,21 +253,6 @@ def test_stack():
                 np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        lambda d: d._replace(y=(d.y + 1) % 4),
-        lambda d: d._replace(x=d.x[:, :1]),
-        lambda d: d._replace(x=d.x[:9], y=d.y[:9]),
-    ],
-)
-def test_the_examples_of_another_data_set_are_refused(changes):
-    dataset = make_dataset()
-    deal = federation.partitioner("iid", dataset, 4)
-    with pytest.raises(ValueError, match="data"):
-        federation.split(dataset, data_of(changes(dataset)), deal, held_out=None, seed=0)
-
-
 def of_values() -> sources.Dataset:
     dataset = make_dataset(num_test=20)
     y = np.stack([np.arange(120) / 7, -np.arange(120)], 1).astype(np.float32)
@@ -300,8 +285,6 @@ def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():
     assert np.bincount(dataset.y[held[0]]).tolist() == [100, 46, 21, 10]
     assert_same(all_rows(long.test), all_rows(plain.test))
     assert len(long.train.order) == len(plain.train.order)
-    with pytest.raises(ValueError, match="imbalance"):
-        split(dataset, imbalance=0.5)
 
 
 def test_classes_and_shards_of_the_test_are_made_of_its_rows():

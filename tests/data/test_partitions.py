@@ -208,7 +208,7 @@ def test_dirichlet_shuffles_each_class():
 def test_dirichlet_gives_up():
     labels = np.arange(1000) % 10
     with pytest.raises(ValueError, match="alpha"):
-        partitions.dirichlet(labels, 100, 1e-3, rng(), max_tries=3)
+        partitions.dirichlet(labels, 100, 1e-3, rng())
 
 
 def test_dirichlet_of_the_largest_alpha_is_even():
@@ -216,9 +216,12 @@ def test_dirichlet_of_the_largest_alpha_is_even():
     assert [len(part) for part in parts] == [250] * 4
 
 
-def test_by_domain_takes_lists():
-    first, second = partitions.by_domain([5, 3, 5], 2, rng())
-    assert (first.tolist(), sorted(second)) == ([1], [0, 2])
+def test_dirichlet_gives_every_client_its_share():
+    """Although a client's share of a class is half an example."""
+    labels = np.repeat(np.arange(60), 10)
+    drawn = [partitions.dirichlet(labels, 20, 1e6, rng(seed), min_size=0) for seed in range(20)]
+    sizes = np.mean([[len(part) for part in parts] for parts in drawn], 0)
+    np.testing.assert_allclose(sizes, 30, atol=3)
 
 
 def test_class_counts():
@@ -229,7 +232,8 @@ def test_class_counts():
 
 
 def test_class_counts_of_a_client_without_examples():
-    counts = partitions.class_counts([1, 1], [np.array([0, 1]), np.zeros(0, int)], num_classes=2)
+    parts = [np.array([0, 1]), np.zeros(0, int)]
+    counts = partitions.class_counts(np.array([1, 1]), parts, num_classes=2)
     np.testing.assert_array_equal(counts, [[0, 2], [0, 0]])
 
 

@@ -102,7 +102,7 @@ def test_a_data_set_that_fits_is_silent():
     assert labels.task == "labels"
     for y, classes in ((np.zeros((4, 3), np.float32), "abc"), (np.zeros(4, np.float32), "a")):
         values = GOOD_SET._replace(y=y, classes=tuple(classes))
-        check_dataset(values, "values")
+        check_dataset(values)
         assert values.task == "values"
 
 

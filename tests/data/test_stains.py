@@ -274,9 +274,6 @@ def test_digits_are_less_than_half_of_their_images() -> None:
     assert (np.abs(images - ground).max(-1) < 1e-6).mean() > 0.3  # pixels of the plain ground
 
 
-# errors
-
-
 # the flags
 
 

@@ -3,10 +3,8 @@
 import hypothesis.strategies as st
 import jax
 import numpy as np
-import pytest
 from hypothesis import given
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, wrong_labels
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
@@ -185,11 +183,3 @@ def test_test_shards_count_right_labels():
     for label, rows in enumerate(parts_of(with_right)):
         assert (np.asarray(made.splits[0].test.data.y)[rows] == label).all()
     assert any(len(np.unique(DRAWS[0].y[rows % M])) > 1 for rows in parts_of(with_wrong))
-
-
-def test_splits_whose_federations_have_other_orders_are_refused():
-    """The copies would take the places of examples of the test."""
-    of = PLAIN[0]
-    other = of._replace(test=of.test._replace(order=of.test.order[::-1]))
-    with pytest.raises(UsageError, match="splits"):
-        mislabelled([other], [0])
