@@ -15,7 +15,7 @@ from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import lowerings, resnet
-from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
+from fedjax_inv.models.layers import ACTIVATIONS, NORMS
 from fedjax_inv.types import Model, Tree, Variables
 
 from ..flags import names

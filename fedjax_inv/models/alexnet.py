@@ -4,53 +4,14 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.models.blocks import check_images, from_blocks
-from fedjax_inv.models.mlp import Logits
-from fedjax_inv.types import Array, Model
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.layers import Conv, Dense, Logits
+from fedjax_inv.types import Model
 
 # (window, whether a pooling follows) of each convolution.
 _CONVS = ((5, True), (5, True), (3, False), (3, False), (3, True))
-_NUM_DENSE = 2
-_SMALLEST = 8  # pixels a side, which the poolings reduce to one
-
-
-class _Conv(nn.Module):
-    features: int
-    window: int
-    pool: bool
-    smallest: int  # the least pixels a side of the inputs
-    conv: lowerings.Conv
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        check_images(x)
-        if min(x.shape[1:3]) < self.smallest:
-            raise UsageError(
-                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
-            )
-        x = nn.Conv(
-            self.features,
-            (self.window, self.window),
-            kernel_init=nn.initializers.he_normal(),
-            conv_general_dilated=self.conv,
-        )(x)
-        x = nn.relu(x)
-        return lowerings.max_pool(x, 2) if self.pool else x
-
-
-class _Dense(nn.Module):
-    features: int
-    dropout: float
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask
-        x = nn.Dropout(self.dropout, deterministic=not train)(x.reshape(x.shape[0], -1))
-        return nn.relu(nn.Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
 
 
 def alexnet(
@@ -88,22 +49,14 @@ def alexnet(
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels] of at least 8x8 pixels.
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
-    checks.integer("num_classes", num_classes, 1)
-    checks.integers("widths", widths, 1)
-    if len(widths) != len(_CONVS) + _NUM_DENSE:
-        raise UsageError(
-            "widths", tuple(widths), f"must be {len(_CONVS)} channels and {_NUM_DENSE} units"
-        )
-    checks.number("dropout", dropout, "in [0, 1)", lambda rate: 0 <= rate < 1)
-    chosen = lowerings.lowering(conv)
+    if len(widths) != len(_CONVS) + 2:
+        raise UsageError("widths", tuple(widths), f"must be {len(_CONVS)} channels and 2 units")
+    init, chosen = nn.initializers.he_normal(), lowerings.lowering(conv)
     blocks: list[nn.Module] = [
-        _Conv(width, window, pool, _SMALLEST if i == 0 else 1, chosen)
+        Conv(width, window, chosen, init, pool=pool, smallest=1 if i else 8)
         for i, (width, (window, pool)) in enumerate(zip(widths, _CONVS, strict=False))
     ]
-    blocks += [_Dense(width, dropout) for width in widths[len(_CONVS) :]]
+    blocks += [Dense(width, init, dropout=dropout) for width in widths[len(_CONVS) :]]
     blocks += [Logits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -4,6 +4,7 @@ Every such model scales 8-bit images to [0, 1] first.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.wrappers import rendered, unit_range
-from fedjax_inv.types import Apply, Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 
 class _Blocks(nn.Module):
@@ -29,12 +30,6 @@ class _Identity(nn.Module):
     @nn.compact
     def __call__(self, x: Tree, **unused: Any) -> Tree:
         return x
-
-
-def check_images(x: Array) -> None:
-    """Check that x are images, else raise UsageError; flax would take three axes for one image."""
-    if jnp.ndim(x) != 4:
-        raise UsageError("inputs", x, "must be images [B, height, width, channels]")
 
 
 def scaled(model: Model) -> Model:
@@ -68,26 +63,24 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
             raise UsageError("takes", takes, text)
         return variables.get("params", {}), variables.get("batch_stats", {})
 
-    def apply_of(half: nn.Module) -> Apply:
-        def apply_half(
-            params: Tree,
-            stats: Tree,
-            x: Tree,
-            mask: Array,
-            train: bool,
-            key: Array | None = None,
-            /,
-        ) -> tuple[Tree, Tree]:
-            variables, more = {"params": params, "batch_stats": stats}, arguments(mask, train)
-            if not train:
-                return half.apply(variables, x, **more), stats
-            rngs = None if key is None else {"dropout": key}
-            outputs, changed = half.apply(variables, x, rngs=rngs, mutable=["batch_stats"], **more)
-            return outputs, changed.get("batch_stats", {})
+    def apply_half(
+        half: nn.Module,
+        params: Tree,
+        stats: Tree,
+        x: Tree,
+        mask: Array,
+        train: bool,
+        key: Array | None = None,
+        /,
+    ) -> tuple[Tree, Tree]:
+        variables, more = {"params": params, "batch_stats": stats}, arguments(mask, train)
+        if not train:
+            return half.apply(variables, x, **more), stats
+        rngs = None if key is None else {"dropout": key}
+        outputs, changed = half.apply(variables, x, rngs=rngs, mutable=["batch_stats"], **more)
+        return outputs, changed.get("batch_stats", {})
 
-        return apply_half
-
-    encode, decode = apply_of(body), apply_of(head)
+    encode, decode = partial(apply_half, body), partial(apply_half, head)
 
     def init(key: Array, x: Tree) -> Variables:
         body_key, head_key = jax.random.split(key)
@@ -109,9 +102,6 @@ def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
         mode come from their stream "dropout". The last block's outputs are the model's; a
         classifier's are logits [B, K].
       cut: how many blocks are the body.
-
-    Raises:
-      UsageError: for a cut beyond the network.
     """
     _check_cut(cut, len(blocks))
     return _of_halves(_Blocks(blocks[:cut]), _Blocks(blocks[cut:]), ("mask", "train"))
@@ -138,12 +128,8 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
         `nn.Sequential` passes on x alone, so `takes` must be empty for it.
 
     Raises:
-      UsageError: for a module that is not of linen, and for a cut that is impossible. At
-        initialisation: for "batch_stats" without a mask.
+      UsageError: for a cut beyond the network; at initialisation for "batch_stats" without a mask.
     """
-    if not isinstance(module, nn.Module):
-        kind = type(module).__name__  # the text of a flax.nnx module would be the whole module
-        raise UsageError("module", ..., f"is of type {kind}, must be of flax.linen, or `from_nnx`")
     _check_cut(cut, len(module.layers) if isinstance(module, nn.Sequential) else 1)
     if cut == 0:
         return _of_halves(_Identity(), module, takes)
@@ -164,10 +150,7 @@ def from_function(
         with arbitrary examples.
     """
 
-    def decode(
-        params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
-    ) -> tuple[Tree, Tree]:
-        del mask, train, key
+    def decode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
         return apply(params, x), stats
 
     def init_halves(key: Array, x: Tree) -> Variables:
@@ -176,11 +159,8 @@ def from_function(
     return scaled(Model(init_halves, no_body, decode))
 
 
-def no_body(
-    params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
-) -> tuple[Tree, Tree]:
+def no_body(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
     """Return the inputs: the body of a model that is all head."""
-    del params, mask, train, key
     return x, stats
 
 

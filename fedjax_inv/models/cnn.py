@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.models.blocks import check_images, from_blocks
-from fedjax_inv.models.mlp import Logits
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.layers import Conv, Dense, Logits, check_images
 from fedjax_inv.types import Array, Model
 
 _GROUPS = 8  # of channels, in GroupNorm
@@ -60,16 +59,9 @@ def cnn(
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels] of any size.
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
-    checks.integer("num_classes", num_classes, 1)
-    checks.integers("widths", widths, 1)
-    if any(width % _GROUPS for width in widths):
-        raise UsageError("widths", tuple(widths), f"must be multiples of {_GROUPS}")
-    if widths[-1] == _GROUPS:
-        text = "must end in at least 16: with 8 the mean over positions is the same for every image"
+    if any(width % _GROUPS for width in widths) or widths[-1] == _GROUPS:
+        text = f"must be multiples of {_GROUPS} and end in at least {2 * _GROUPS}"
         raise UsageError("widths", tuple(widths), text)
     chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
@@ -77,34 +69,6 @@ def cnn(
     ]
     blocks += [_PooledLogits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)
-
-
-class _PooledConv(nn.Module):
-    features: int
-    conv: lowerings.Conv
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        check_images(x)
-        if min(x.shape[1:3]) < 2:
-            raise UsageError(
-                "inputs",
-                x,
-                "must be images of at least 2 pixels a side before every convolution, which halves "
-                "them; leave out a convolution",
-            )
-        conv = nn.Conv(self.features, (5, 5), padding=2, conv_general_dilated=self.conv)
-        return lowerings.max_pool(nn.relu(conv(x)), 2)
-
-
-class _Dense(nn.Module):
-    width: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return nn.relu(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
 
 
 def leaf_cnn(
@@ -128,15 +92,12 @@ def leaf_cnn(
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels], with sides of at least 2
-      pixels before every convolution, which halves them.
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
+      pixels before every convolution, which halves them: 4 pixels by default.
     """
-    checks.integer("num_classes", num_classes, 1)
-    checks.integers("widths", widths, 1)
     *channels, units = widths
-    chosen = lowerings.lowering(conv)
-    blocks: list[nn.Module] = [_PooledConv(width, chosen) for width in channels]
-    blocks += [_Dense(units), Logits(num_classes)]
+    chosen, smallest = lowerings.lowering(conv), 2 ** len(channels)
+    blocks: list[nn.Module] = [
+        Conv(width, 5, chosen, smallest=1 if i else smallest) for i, width in enumerate(channels)
+    ]
+    blocks += [Dense(units), Logits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)

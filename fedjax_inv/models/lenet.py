@@ -7,54 +7,9 @@ import flax.linen as nn
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.models.blocks import check_images, from_blocks
-from fedjax_inv.models.mlp import NORMS, Logits
-from fedjax_inv.models.norms import BatchNorm
-from fedjax_inv.types import Array, Model
-
-_NUM_CONVS = 2
-_SMALLEST = 2**_NUM_CONVS  # pixels a side, which the poolings reduce to one
-
-
-class _Conv(nn.Module):
-    """A 5x5 convolution, a norm or none, ReLU and 2x2 max pooling."""
-
-    features: int
-    smallest: int  # the least pixels a side of the inputs
-    conv: lowerings.Conv
-    norm: type[BatchNorm] | None
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        check_images(x)
-        if min(x.shape[1:3]) < self.smallest:
-            raise UsageError(
-                "inputs", x, f"must be images of at least {self.smallest} pixels a side"
-            )
-        x = nn.Conv(
-            self.features,
-            (5, 5),
-            kernel_init=nn.initializers.he_normal(),
-            conv_general_dilated=self.conv,
-            use_bias=self.norm is None,  # a norm has its own
-        )(x)
-        if self.norm is not None:
-            x = self.norm()(x, mask, train)
-        return lowerings.max_pool(nn.relu(x), 2)
-
-
-class _Dense(nn.Module):
-    features: int
-    norm: type[BatchNorm] | None
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        init = nn.initializers.he_normal()
-        dense = nn.Dense(self.features, kernel_init=init, use_bias=self.norm is None)
-        x = dense(x.reshape(x.shape[0], -1))
-        if self.norm is not None:
-            x = self.norm()(x, mask, train)
-        return nn.relu(x)
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.layers import NORMS, Conv, Dense, Logits
+from fedjax_inv.types import Model
 
 
 def lenet(
@@ -80,20 +35,15 @@ def lenet(
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels] of at least 4x4 pixels.
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
-    checks.integer("num_classes", num_classes, 1)
-    checks.integers("widths", widths, 1)
-    if len(widths) <= _NUM_CONVS:
-        raise UsageError("widths", tuple(widths), f"must be {_NUM_CONVS} channels, then units")
+    if len(widths) < 3:
+        raise UsageError("widths", tuple(widths), "must be 2 channels, then units")
     checks.one_of("norm", norm, NORMS)
-    chosen, layer = lowerings.lowering(conv), NORMS[norm]
+    init, layer, chosen = nn.initializers.he_normal(), NORMS[norm], lowerings.lowering(conv)
     blocks: list[nn.Module] = [
-        _Conv(width, _SMALLEST if i == 0 else 1, chosen, layer)
-        for i, width in enumerate(widths[:_NUM_CONVS])
+        Conv(widths[0], 5, chosen, init, layer, smallest=4),
+        Conv(widths[1], 5, chosen, init, layer),
+        *(Dense(width, init, layer) for width in widths[2:]),
+        Logits(num_classes),
     ]
-    blocks += [_Dense(width, layer) for width in widths[_NUM_CONVS:]]
-    blocks += [Logits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)

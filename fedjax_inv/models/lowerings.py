@@ -50,11 +50,8 @@ def lowering(conv: str) -> Conv:
           vmapped.
 
     Returns:
-      A function with the signature of `jax.lax.conv_general_dilated`. All but "lax" raise
-      UsageError for groups and dilation.
-
-    Raises:
-      UsageError: for another name.
+      A function with the signature of `jax.lax.conv_general_dilated`. All but "lax" refuse groups,
+      dilation and other layouts than channels last.
     """
     checks.one_of("conv", conv, LOWERINGS)
     return _LOWERINGS[conv]
@@ -79,26 +76,18 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
         feature_group_count: int = 1,
         precision: Any = None,
     ) -> Array:
-        ones = (1,) * len(strides)
-        for argument, value, allowed in (
-            ("feature_group_count", feature_group_count, 1),
-            ("lhs_dilation", tuple(lhs_dilation or ones), ones),
-            ("rhs_dilation", tuple(rhs_dilation or ones), ones),
-        ):
-            if value != allowed:
-                raise UsageError(argument, value, f"must be {allowed} unless conv is 'lax'")
-        layout = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
-        if layout(dimension_numbers) != layout(_channels_last(inputs.ndim)):
-            raise UsageError("dimension_numbers", dimension_numbers, "must be channels last")
+        ones, layout = (1,) * len(strides), _channels_last(inputs.ndim)
+        numbers = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
+        dilations = tuple(lhs_dilation or ones), tuple(rhs_dilation or ones)
+        is_plain = feature_group_count == 1 and dilations == (ones, ones)
+        if not is_plain or numbers(dimension_numbers) != numbers(layout):
+            raise UsageError("conv", ..., "must be 'lax' for groups, dilation or channels not last")
         # A primitive is lowered later, when the precision around its tracing holds no more.
         precision = precision or jax.config.values["jax_default_matmul_precision"]
-        space, window = inputs.shape[1:-1], kernel.shape[:-2]
         if isinstance(padding, str):
+            space, window = inputs.shape[1:-1], kernel.shape[:-2]
             padding = lax.padtype_to_pads(space, window, strides, padding)
         padding = tuple((low, high) for low, high in padding)
-        for n, k, (low, high) in zip(space, window, padding, strict=True):
-            if low + n + high < k:
-                raise UsageError("padding", padding, f"the window {window} must fit into {space}")
         return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
 
     return conv_general_dilated
@@ -132,23 +121,15 @@ def _canonical_aval(inputs: Any, kernel: Any, *, geometry: _Geometry) -> Any:
     return inputs.update(shape=out.shape, dtype=out.dtype, weak_type=False)
 
 
-def _spans(
-    inputs: Any, kernel: Any, outputs: Any, geometry: _Geometry
-) -> list[tuple[int, int, int, int]]:
+def _spans(inputs: Any, kernel: Any, outputs: Any, geometry: _Geometry) -> list[tuple[int, ...]]:
     """Return per spatial axis the dilated sizes of inputs, window, outputs; the low padding."""
-
-    def dilated(sizes: Sequence[int], dilation: Sequence[int]) -> list[int]:
-        return [(size - 1) * d + 1 for size, d in zip(sizes, dilation, strict=True)]
-
-    return list(
-        zip(
-            dilated(inputs.shape[1:-1], geometry.lhs_dilation),
-            dilated(kernel.shape[:-2], geometry.rhs_dilation),
-            dilated(outputs.shape[1:-1], geometry.window_strides),
-            [low for low, _ in geometry.padding],
-            strict=True,
-        )
-    )
+    sizes = inputs.shape[1:-1], kernel.shape[:-2], outputs.shape[1:-1]
+    dilations = geometry.lhs_dilation, geometry.rhs_dilation, geometry.window_strides
+    dilated = [
+        [(n - 1) * d + 1 for n, d in zip(*pair, strict=True)]
+        for pair in zip(sizes, dilations, strict=True)
+    ]
+    return list(zip(*dilated, [low for low, _ in geometry.padding], strict=True))
 
 
 def _inputs_cotangent(
@@ -239,12 +220,8 @@ _PATCH = 4
 def _filtering(window: int, points: Sequence[float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return matrices from a tile and from a kernel to values at points, and back to a patch.
 
-    Args:
-      window: the length of the kernel.
-      points: all points but infinity.
-
-    Returns:
-      Matrices [tile, tile], [tile, window] and [4, tile].
+    window is the length of the kernel, points are all but infinity. The matrices are [tile, tile],
+    [tile, window] and [4, tile].
     """
 
     def values(count: int) -> np.ndarray:

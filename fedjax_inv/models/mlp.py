@@ -1,41 +1,13 @@
 """Multilayer perceptrons."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import flax.linen as nn
 
 from fedjax_inv import checks
 from fedjax_inv.models.blocks import from_blocks
-from fedjax_inv.models.norms import BatchNorm
-from fedjax_inv.types import Array, Model
-
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": nn.relu, "elu": nn.elu}
-NORMS: dict[str, type[BatchNorm] | None] = {"none": None, "batch": BatchNorm}
-
-
-class _Hidden(nn.Module):
-    width: int
-    activation: Callable[[Array], Array]
-    norm: type[BatchNorm] | None
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        # No bias before a norm, which would subtract it with the mean and has its own.
-        x = nn.Dense(self.width, use_bias=self.norm is None)(x.reshape(x.shape[0], -1))
-        if self.norm is not None:
-            x = self.norm()(x, mask, train)
-        return self.activation(x)
-
-
-class Logits(nn.Module):
-    """A linear classifier of features [B, D]: logits [B, num_classes]."""
-
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return nn.Dense(self.num_classes)(x)
+from fedjax_inv.models.layers import ACTIVATIONS, NORMS, Dense, Logits
+from fedjax_inv.types import Model
 
 
 def widths_for(num_features: int) -> tuple[int, int]:
@@ -63,16 +35,9 @@ def mlp(
 
     Returns:
       A model with logits [B, K] of inputs [B, ...], which are flattened to [B, D].
-
-    Raises:
-      UsageError: for an argument that is not allowed.
     """
-    checks.integer("num_classes", num_classes, 1)
-    checks.integers("widths", widths, 1, may_be_empty=True)
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, NORMS)
-    blocks: list[nn.Module] = [
-        _Hidden(width, ACTIVATIONS[activation], NORMS[norm]) for width in widths
-    ]
-    blocks += [Logits(num_classes)]
+    hidden = [Dense(n, norm=NORMS[norm], activation=ACTIVATIONS[activation]) for n in widths]
+    blocks: list[nn.Module] = [*hidden, Logits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)

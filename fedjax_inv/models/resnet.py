@@ -10,7 +10,8 @@ import flax.linen as nn
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
-from fedjax_inv.models.blocks import check_images, from_blocks
+from fedjax_inv.models.blocks import from_blocks
+from fedjax_inv.models.layers import Logits, check_images
 from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Model
 
@@ -29,7 +30,6 @@ class _Stem(NamedTuple):
 _STEMS = {32: _Stem(3, 1, False), 64: _Stem(7, 2, False), 224: _Stem(7, 2, True)}  # by image size
 _STRIDES = (1, 2, 2, 2)  # of the stages
 _WIDTHS = (64, 128, 256, 512)
-_NUM_BLOCKS = len(_STRIDES) + 2  # including the first layer and the mean, not the classifier
 
 
 def _conv(features: int, window: int, stride: int, conv: lowerings.Conv, name: str) -> nn.Conv:
@@ -109,15 +109,6 @@ class _SpatialMean(nn.Module):
         return x.mean((1, 2))
 
 
-class _Classifier(nn.Module):
-    num_classes: int
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return nn.Dense(self.num_classes, name="fc")(x)
-
-
 def resnet18(
     num_classes: int,
     *,
@@ -149,9 +140,6 @@ def resnet18(
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels].
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     return _resnet((3, 3), (2, 2, 2, 2), num_classes, image_size, norm, widths, cut, conv)
 
@@ -172,18 +160,13 @@ def resnet50(
 
     Args:
       num_classes: K.
-      image_size: as in `resnet18`.
-      norm: as in `resnet18`.
+      image_size, norm, conv: as in `resnet18`.
       widths: channels of the 3x3 convolutions of the four stages; the first layer has the first
         stage's.
       cut: as in `resnet18`; with 6, the classifier's inputs are [B, 4 widths[-1]].
-      conv: one of `lowerings.LOWERINGS`.
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels].
-
-    Raises:
-      UsageError: for an argument that is not allowed, and at initialisation for other inputs.
     """
     return _resnet((1, 3, 1), (3, 4, 6, 3), num_classes, image_size, norm, widths, cut, conv)
 
@@ -199,23 +182,16 @@ def _resnet(
     conv: str,
 ) -> Model:
     """Return the network with `depths` blocks in its stages; the rest is as in `resnet18`."""
-    checks.integer("num_classes", num_classes, 1)
-    if image_size not in _STEMS:
-        raise UsageError("image_size", image_size, f"must be one of {', '.join(map(str, _STEMS))}")
     checks.one_of("norm", norm, NORMS)
-    checks.integers("widths", widths, 1)
     if len(widths) != len(_STRIDES):
         raise UsageError("widths", tuple(widths), f"must be {len(_STRIDES)}, one of each stage")
     if norm == "group" and any(width % GroupNorm.groups for width in widths):
         raise UsageError("widths", tuple(widths), f"must be multiples of {GroupNorm.groups}")
     make_norm, chosen = NORMS[norm], lowerings.lowering(conv)
-    blocks: list[nn.Module] = [
-        _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen),
-        *(
-            _Stage(windows, 1 + i, depth, width, stride, make_norm, chosen)
-            for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
-        ),
-        _SpatialMean(),
-        _Classifier(num_classes),
+    stages = [
+        _Stage(windows, 1 + i, depth, width, stride, make_norm, chosen)
+        for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
     ]
-    return from_blocks(blocks, _NUM_BLOCKS if cut is None else cut)
+    first = _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen)
+    blocks: list[nn.Module] = [first, *stages, _SpatialMean(), Logits(num_classes, "fc")]
+    return from_blocks(blocks, len(blocks) - 1 if cut is None else cut)

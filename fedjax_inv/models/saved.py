@@ -1,6 +1,7 @@
 """Networks in .safetensors files, with names of our own."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -27,16 +28,12 @@ def save(path: str | Path, tree: Tree, about: Mapping[str, str] | None = None) -
 
 
 def load(path: str | Path, like: Tree) -> Tree:
-    """Load the tree that a file holds.
+    """Load the tree that a file holds, or raise UsageError if it holds no or another tree.
 
     Args:
       path: the file.
       like: a tree with the structure, shapes and dtypes of the result, such as the variables of the
         saved model, or `jax.eval_shape` of its `init`.
-
-    Raises:
-      UsageError: for a file that is missing, damaged or of 8-bit floats, that lacks an array or has
-        one more, or whose array has another shape or another kind of numbers.
     """
     return placed(path, read(path), like, named(like))
 
@@ -46,17 +43,11 @@ def about(path: str | Path) -> dict[str, str]:
 
     Those of `fedjax-inv evaluate --export` are "task" (classes, labels or values), "outputs" and
     "classes", the names of the outputs, each in JSON.
-
-    Raises:
-      UsageError: if the file is missing or damaged.
     """
     from safetensors import safe_open
 
-    try:
-        with safe_open(Path(path).expanduser(), framework="numpy") as file:
-            return file.metadata() or {}
-    except Exception as error:
-        raise _unreadable(path, error) from None
+    with _readable(path), safe_open(Path(path).expanduser(), framework="numpy") as file:
+        return file.metadata() or {}
 
 
 def named(tree: Tree) -> dict[str, Array]:
@@ -69,10 +60,17 @@ def read(path: str | Path) -> dict[str, Array]:
     """Return the arrays of a .safetensors file by the file's names, or raise UsageError."""
     from safetensors import flax
 
-    try:
+    with _readable(path):
         return flax.load_file(Path(path).expanduser())
+
+
+@contextlib.contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # of many types: of the system, for the header, for 8-bit floats
-        raise _unreadable(path, error) from None
+        text = f"must be a whole .safetensors file: {one_line(error)}"
+        raise UsageError("path", path, text) from None
 
 
 def placed(
@@ -86,14 +84,11 @@ def placed(
       like: the tree; only its structure, shapes and dtypes matter.
       places: the leaves of `like`, in their order, by the file's names.
     """
-    wrong = []
     for name in {**places, **arrays}:
         found, needed = _described(arrays.get(name)), _described(places.get(name))
         if found != needed:
-            wrong.append(f"{name} is {found}, must be {needed}")
-    if wrong:
-        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        raise UsageError("path", path, f"holds another network: {wrong[0]}{more}")
+            text = f"holds another network: {name} is {found}, must be {needed}"
+            raise UsageError("path", path, text)
     leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in places.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -101,10 +96,5 @@ def placed(
 def _described(leaf: Array | None) -> str:
     if leaf is None:
         return "absent"
-    kinds = {"floating": jnp.floating, "integer": jnp.integer}
-    kind = next((name for name, kind in kinds.items() if jnp.issubdtype(leaf.dtype, kind)), "other")
+    kind = "floating" if jnp.issubdtype(leaf.dtype, jnp.floating) else "integer"
     return f"{kind} {list(leaf.shape)}"
-
-
-def _unreadable(path: str | Path, error: Exception) -> UsageError:
-    return UsageError("path", path, f"must be a whole .safetensors file: {one_line(error)}")

@@ -41,13 +41,11 @@ def scaled(model: Model) -> Model:
         body = Scaled(inputs, variables.stats.body)
         return variables._replace(stats=Halves(body, variables.stats.head))
 
-    def encode(
-        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None, /
-    ) -> tuple[Tree, Tree]:
+    def encode(params: Tree, stats: Tree, x: Array, *others: Any) -> tuple[Tree, Tree]:
         shift, scale = jax.lax.stop_gradient(stats.inputs)
         features = unit_range(x)
         seen = like_inputs((features - shift) * scale, features)
-        outputs, after = model.encode(params, stats.network, seen, mask, train, key)
+        outputs, after = model.encode(params, stats.network, seen, *others)
         return outputs, Scaled(stats.inputs, after)
 
     return model._replace(init=init, encode=encode)

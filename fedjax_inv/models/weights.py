@@ -52,7 +52,7 @@ def load(path: str | Path, variables: Variables) -> Variables:
     """Load the weights of a file into the variables of a `models.resnet18` or `resnet50`.
 
     If the file has no classifier, or one for another number of classes, the network's classifier
-    stays, and a warning is logged.
+    stays, and a warning is logged. All else must fit, or a UsageError says what does not.
 
     Args:
       path: a .safetensors file with torchvision's names ("conv1.weight",
@@ -61,10 +61,6 @@ def load(path: str | Path, variables: Variables) -> Variables:
 
     Returns:
       The variables with the file's weights, in the dtypes of the old ones.
-
-    Raises:
-      UsageError: for a file of another kind, missing or damaged, that lacks an array or has one
-        that the network has no place for, or whose array has another shape.
     """
     return _placed(path, _read(path), variables)
 
@@ -72,15 +68,8 @@ def load(path: str | Path, variables: Variables) -> Variables:
 def pretrained(model: Model, path: str | Path) -> Model:
     """Return the `models.resnet18` or `resnet50` that starts from the weights of a file.
 
-    The file is read in this call. If its classifier does not fit, the key of the initialisation
-    draws the classifier, and nothing else.
-
-    Args:
-      model: the network.
-      path: the file, as in `load`.
-
-    Raises:
-      UsageError: as `load` does; for names and shapes, at initialisation.
+    The file, as in `load`, is read in this call. If its classifier does not fit, the key of the
+    initialisation draws the classifier, and nothing else.
     """
     arrays = _read(path)
 
@@ -110,8 +99,9 @@ def _placed(path: str | Path, arrays: Mapping[str, Array], variables: Variables)
     places = {_torchvision(place): leaf for place, leaf in leaves}
     if not {*_HEAD} <= {*places}:
         raise UsageError("variables", ..., "must be those of models.resnet18 or resnet50")
-    if _is_another_head(arrays, places):
-        classes = places["fc.bias"].size
+    classes = places["fc.bias"].size
+    found = [arrays[key].shape[-1] for key in _HEAD if key in arrays]
+    if not found or (len(found) == 2 and found[1] != classes):
         _LOG.warning("%s: has no classifier of %d classes; it stays as drawn", path, classes)
         arrays = {**arrays, **{key: places[key] for key in _HEAD}}
     return saved.placed(path, arrays, variables, places)
@@ -122,13 +112,3 @@ def _torchvision(place: tuple) -> str:
     ours = [jax.tree_util.keystr((key,), simple=True) for key in place]
     # Without params or stats, the half and the block.
     return ".".join(_NAMES.get(name, name) for name in ours[3:])
-
-
-def _is_another_head(arrays: Mapping[str, Array], places: Mapping[str, Array]) -> bool:
-    """Return whether the file has no classifier, or a whole one for another number of classes."""
-    found = [arrays[key].shape for key in _HEAD if key in arrays]
-    inputs, classes = places[_HEAD[0]].shape
-    if not found:
-        return True
-    count = found[-1][-1]
-    return count != classes and found == [(inputs, count), (count,)]

@@ -1,6 +1,8 @@
 """Models around another model: with other inputs, or computed in another type."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +30,8 @@ def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
       render: stored inputs [B, ...] -> the inputs of `model` [B, ...].
     """
 
-    def encode(
-        params: Tree, stats: Tree, x: Tree, mask: Array, train: bool, key: Array | None = None, /
-    ) -> tuple[Tree, Tree]:
-        return model.encode(params, stats, render(x), mask, train, key)
+    def encode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
+        return model.encode(params, stats, render(x), *others)
 
     return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
 
@@ -57,15 +57,12 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
       model: a model on inputs [B, ..., C].
       mean: [C] the mean of each channel, where 8-bit images have been scaled to [0, 1].
       std: [C] the standard deviation of each channel.
-
-    Raises:
-      UsageError: for inputs with another number of channels.
     """
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
 
     def view(x: Array) -> Array:
         images = unit_range(x)
-        if images.shape[-1:] != shift.shape:
+        if images.shape[-1:] != shift.shape:  # which would broadcast
             allowed = f"must hold {images.shape[-1]} numbers, one for each channel of the inputs"
             raise UsageError("mean", tuple(mean), allowed)
         return like_inputs((images - shift) / scale, images)
@@ -91,24 +88,14 @@ def computed_in(model: Model, dtype: str) -> Model:
 
         return jax.tree.map(leaf, tree)
 
-    def half(run: Apply, inputs: Callable[[Tree], Tree]) -> Apply:
-        def apply(
-            params: Tree,
-            stats: Tree,
-            x: Tree,
-            mask: Array,
-            train: bool,
-            key: Array | None = None,
-            /,
-        ) -> tuple[Tree, Tree]:
-            x = cast(jax.tree.map(unit_range, inputs(x)), dtype)
-            return cast(run(cast(params, dtype), stats, x, mask, train, key), "float32")
+    def run(half: Apply, params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
+        x = cast(jax.tree.map(unit_range, x), dtype)
+        return cast(half(cast(params, dtype), stats, x, *others), "float32")
 
-        return apply
+    def encode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
+        return run(model.encode, params, stats, model.preprocess(x), *others)
 
-    return model._replace(
-        encode=half(model.encode, model.preprocess), decode=half(model.decode, lambda x: x)
-    )
+    return model._replace(encode=encode, decode=partial(run, model.decode))
 
 
 def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:

@@ -131,18 +131,3 @@ def test_the_body_puts_out_the_last_layers_units() -> None:
 
     assert jax.eval_shape(lambda: factors(MODEL)).shape == (len(X), WIDTHS[-1])
     assert jax.eval_shape(lambda: factors(whole)).shape == X.shape
-
-
-@pytest.mark.parametrize("word", [-1, 5, 99])
-def test_a_word_outside_of_the_vocabulary_is_refused(word: int) -> None:
-    model = models.lstm(2, vocabulary=5, embedding=2, widths=(3,))
-    good = jnp.array([[1, 2], [3, 4]])
-    variables = model.init(jax.random.key(0), good)
-    bad = good.at[1, 0].set(word)
-    for call in (
-        lambda x: models.predict(model, variables, x),
-        lambda x: models.word_weights(x, 5),
-    ):
-        call(good)
-        with pytest.raises(ValueError, match=rf"inputs\[1, 0\]={word}"):
-            call(bad)
