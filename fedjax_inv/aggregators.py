@@ -44,14 +44,7 @@ _WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform}
 
 
 def weight_of(weighting: str | Weight) -> Weight:
-    """Return a weight function by its name.
-
-    Args:
-      weighting: "size", "uniform", or a weight function, which is returned unchanged.
-
-    Raises:
-      UsageError: for another name.
-    """
+    """Return the weight function named "size" or "uniform"; a function is returned unchanged."""
     if callable(weighting):
         return weighting
     checks.one_of("weighting", weighting, _WEIGHTS)
@@ -70,11 +63,7 @@ def _zeros(upload: Tree, *leading: int) -> Tree:
 
 
 def mean(weight: Weight = by_size) -> Aggregator:
-    """Return an aggregator for the weighted mean over present clients.
-
-    Args:
-      weight: the weight of each slot's client, at least 0. The mean is 0 if all weights are 0.
-    """
+    """Return an aggregator for the weighted mean over present clients; 0 if all weights are 0."""
 
     def init(upload: Tree, num_slots: int) -> _Sum:
         del num_slots
@@ -115,11 +104,7 @@ def count() -> Aggregator:
 
 
 def weight_sum(weight: Weight = by_size) -> Aggregator:
-    """Return an aggregator for the sum of weights of present clients []; uploads may be empty.
-
-    Args:
-      weight: the weight of each slot's client.
-    """
+    """Return an aggregator for the sum of weights of present clients []; uploads may be empty."""
 
     def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
         del uploads

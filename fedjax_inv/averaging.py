@@ -5,7 +5,7 @@ client, further messages and uploads, and how a client's delta and the server's 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import chex
 import jax
@@ -64,12 +64,7 @@ class Own(NamedTuple):
 
 
 def variables_of(own: Own, newcomer: Variables) -> Variables:
-    """Return a client's own variables, or those that serve it before its first turn.
-
-    Args:
-      own: the client's state.
-      newcomer: what serves a client that was never seen.
-    """
+    """Return a client's own variables, or before its first turn those of a newcomer."""
     if checks.is_concrete(own.has_trained):  # then the program depends on one of the two alone
         return own.variables if own.has_trained else newcomer
     return optax.tree.where(own.has_trained, own.variables, newcomer)
@@ -91,46 +86,10 @@ class SideState(NamedTuple):
     update: Callable[[Tree, Tree, Variables], Tree] = lambda state, aggregated, delta: state
 
 
-class ScaleDelta(Protocol):
-    """Computes the factor of a client's change of the parameters."""
-
-    def __call__(self, visit: Visit, trained: Trained, /) -> Array:
-        """Return the factor of the change of parameters before the upload, [].
-
-        Statistics have no factor, so that a variance stays positive.
-
-        Args:
-          visit: the client's turn.
-          trained: the result of local training.
-        """
-
-
-class ServerDelta(Protocol):
-    """Computes the delta of the server's step."""
-
-    def __call__(self, side: Tree, delta: Variables, aggregated: Tree, /) -> Variables:
-        """Return the delta that the server's optimizer gets.
-
-        Args:
-          side: the method's state on the server, already updated in this round.
-          delta: the mean of the clients' deltas.
-          aggregated: the aggregated upload of `SideState`.
-        """
-
-
 def risk(
     model: Model, loss: Loss, params: Halves, stats: Halves, batch: Batch, key: Array
 ) -> tuple[Array, Halves]:
-    """Return (mean loss over the batch's real examples [], new statistics) in training mode.
-
-    Args:
-      model: the network.
-      loss: the objective.
-      params: its parameters.
-      stats: its statistics before the batch.
-      batch: examples [B, ...].
-      key: the random key of training mode.
-    """
+    """Return (mean loss over the batch's real examples [], new statistics) in training mode."""
     variables = Variables(params, stats)
     outputs, stats = models.apply(model, variables, batch.x, batch.mask, True, key)
     return loss(outputs, batch.y, batch.mask), stats
@@ -141,12 +100,7 @@ def mean_loss(
 ) -> Array:
     """Return the mean loss [] over all examples of a client, in evaluation mode; 0 if it has none.
 
-    Args:
-      model: the network.
-      loss: the objective.
-      variables: the network's variables.
-      shard: the client's examples.
-      batch_size: examples at once; it changes only time and memory.
+    `batch_size` examples at once change only time and memory.
     """
 
     def total(batch: Batch) -> Array:
@@ -179,12 +133,7 @@ def output_shapes(model: Model, setup: Setup) -> tuple[Tree, Array]:
 
 
 def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
-    """Return the gradient of `risk`; its steps report the risk as "loss".
-
-    Args:
-      model: the network.
-      loss: the objective.
-    """
+    """Return the gradient of `risk`; its steps report the risk as "loss"."""
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
         def of(params: Halves) -> tuple[Array, Halves]:
@@ -197,11 +146,7 @@ def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
 
 
 def uniform_over(has_examples: Array) -> Array:
-    """Return the weights [C] of clients before the first round: uniform, 0 without examples.
-
-    Args:
-      has_examples: [C] bool, from `Setup`.
-    """
+    """Return the weights [C] of clients before the first round: uniform, 0 without examples."""
     return has_examples / jnp.maximum(has_examples.sum(), 1)
 
 
@@ -215,12 +160,8 @@ def serving_the_server(
 ) -> Algorithm:
     """Return an algorithm whose server is a `servers.Server`, whose network serves all clients.
 
-    Args:
-      model: the network.
-      server_optimizer: the optimizer of the server.
-      exchanges: the round trips of one round.
-      init_client: a client's state before its first turn.
-      side: the method's own state on the server before the first round.
+    `exchanges` are the round trips of one round, `init_client` gives a client's state before its
+    first turn, and `side` the method's own state on the server before the first round.
     """
     return Algorithm(
         lambda setup: servers.init(server_optimizer, setup.variables, side(setup)),
@@ -244,8 +185,8 @@ def averaging(
     shared: Callable[[Variables], Variables] = lambda variables: variables,
     serve: Callable[[servers.Server, Tree], Variables] | None = None,
     side: SideState | None = None,
-    scale_delta: ScaleDelta | None = None,
-    server_delta: ServerDelta | None = None,
+    scale_delta: Callable[[Visit, Trained], Array] | None = None,
+    server_delta: Callable[[Tree, Variables, Tree], Variables] | None = None,
 ) -> Algorithm:
     """Return FedAvg whose clients step along `gradient_from(visit)`.
 
@@ -263,11 +204,11 @@ def averaging(
       serve: (server, own) -> the variables of the network that serves a client, for a personal
         algorithm; default: the server's.
       side: the method's own state, messages and uploads; default: none.
-      scale_delta: the factor of a client's change of the parameters; default: 1. Statistics keep
-        the weights of `weighting`. If a client's weight depends on the message or on its examples,
-        write an exchange in place of `scale_delta`, which leaves the weights of statistics as they
-        are; `afl` weights parameters and statistics alike.
-      server_delta: the delta of the server's step; default: the mean of the clients' deltas.
+      scale_delta: (visit, result of training) -> the factor [] of the client's change of the
+        parameters; default: 1. Statistics have none, so that a variance stays positive. If a
+        client's weight depends on the message or on its examples, write an exchange, as `afl` does.
+      server_delta: (side state after its update, mean delta, aggregated side upload) -> the delta
+        of the server's step; default: the mean delta.
 
     Returns:
       The algorithm, with one exchange. Its `network` is the server's, which has only the shared
@@ -324,7 +265,9 @@ def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> Aggregat
 
 
 def _update(
-    optimizer: optax.GradientTransformation, side: SideState, server_delta: ServerDelta | None
+    optimizer: optax.GradientTransformation,
+    side: SideState,
+    server_delta: Callable[[Tree, Variables, Tree], Variables] | None,
 ) -> Update:
     """Return the server's step along the mean delta, after the update of the side state."""
 

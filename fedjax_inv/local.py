@@ -34,15 +34,10 @@ from fedjax_inv.types import (
 
 
 def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
-    """Return a batch of the client's examples.
+    """Return the client's examples at positions [B], which are real where the mask [B] is true.
 
     A position outside 0..size-1 counts as the nearest one inside, so that padding repeats a real
     example: a NaN elsewhere would reach gradients as 0 x NaN.
-
-    Args:
-      shard: the client's examples.
-      positions: [B] int, places in the shard.
-      mask: [B] bool, which of them are real.
     """
     rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
     examples = tree.take(shard.data, rows)
@@ -58,12 +53,9 @@ def _batch_of_pass(
 
 
 def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
-    """Return the sum of fn(batch) over the client's examples, in stored order.
+    """Return the sum of fn(batch) over the client's examples, in stored order; 0 without any.
 
-    Args:
-      shard: the client's examples; zeros are returned if it has none.
-      fn: batch -> a tree of sums over the real examples of the batch.
-      batch_size: examples in a batch; the last batch may be smaller.
+    `fn(batch)` is a tree of sums over the real examples of a batch; the last batch may be smaller.
     """
     shard = tree.on_device(shard)  # which a traced index may index
 
@@ -75,13 +67,9 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
 
 
 def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
-    """Return fn(batch) on one batch drawn without replacement.
+    """Return fn(batch) on one batch drawn without replacement; 0 without examples.
 
-    Args:
-      shard: the client's examples; zeros are returned, and nothing is computed, if it has none.
-      key: the random key of the draw.
-      fn: batch -> a tree of sums over the real examples of the batch.
-      batch_size: examples in the batch; a client that has fewer uses all of them.
+    `fn` is as in `fold`; a client of fewer examples than `batch_size` uses all of them.
     """
     shard, order = tree.on_device(shard), permutation.draw(key)
     # The batch depends on the turn, or XLA would move the work out of a loop that may run 0 times.
@@ -208,14 +196,7 @@ def _nan_unless(fits: Array, tree: Tree) -> Tree:
 
 
 def seeing_local(work: Work) -> Work:
-    """Return the same work for gradients that see the whole state, each a `LocalGradFn`.
-
-    Args:
-      work: local training.
-
-    Raises:
-      UsageError: if the work has no such loop.
-    """
+    """Return the same work for gradients that see the whole state, each a `LocalGradFn`."""
     if work.run_local is None:
         raise UsageError("work", ..., "must be one of fedjax_inv.local's, which has a `run_local`")
     return work._replace(run=work.run_local)
@@ -290,11 +271,8 @@ def steps(
 ) -> Work:
     """Return local training with the same number of steps for every client.
 
-    Args:
-      optimizer: the local optimizer.
-      batch_size: examples in a batch, each drawn with replacement.
-      num_steps: steps of a client that has examples.
-      momentum: as in `epochs`.
+    Each of the `batch_size` examples of a batch is drawn with replacement. A client without
+    examples takes no step. The other arguments are those of `epochs`.
     """
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
@@ -324,15 +302,9 @@ def full_batch(
 ) -> Work:
     """Return local training whose steps take all of the client's examples at once.
 
-    With one step this is FedSGD's client.
-
-    Args:
-      optimizer: the local optimizer.
-      capacity: the length of the batch, at least the examples of the largest client
-        (`int(federation.size.max())`). A larger client gets NaN results, which every run
-        reports.
-      num_steps: steps of a client that has examples.
-      momentum: as in `epochs`.
+    With one step this is FedSGD's client. `capacity` is the length of the batch, at least the
+    examples of the largest client (`int(federation.size.max())`): a larger client gets NaN results,
+    which every run reports. The other arguments are those of `steps`.
     """
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)

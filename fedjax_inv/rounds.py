@@ -76,12 +76,12 @@ def init(
     """Return the state of a run before the first round.
 
     Args:
-      algorithm: the algorithm of the run.
+      algorithm: the algorithm.
       variables: a drawn network.
-      federation: the federation of the run.
-      key: the random key of the run.
+      federation: the clients and their examples.
+      key: a random key.
       history: H, the number of broadcasts kept for delayed clients, 1 + the longest delay.
-      axis: the axis of the run, as in `step`; by default one for a single device.
+      axis: as in `step`; by default one for a single device.
 
     Returns:
       The state, a copy: no leaf shares its memory with another or with `variables`.
@@ -136,31 +136,6 @@ def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federat
     )
 
 
-class _Broadcasts(NamedTuple):
-    """The messages that clients may get in an exchange."""
-
-    message: Tree  # of this round
-    undelayed: Tree
-    history: Tree  # [H, ...], with that of this round; () if H = 1
-    length: int  # H
-
-    @staticmethod
-    def of(exchange: Exchange, state: State, index: int) -> "_Broadcasts":
-        """Return those of the exchange numbered `index` in this round."""
-        message, history = exchange.broadcast(state.server), state.broadcast_history[index]
-        length = next((len(leaf) for leaf in jax.tree.leaves(history)), 1)
-        if length > 1:
-            history = tree.put(history, state.round % length, message)
-        undelayed = exchange.broadcast_undelayed(state.server)
-        return _Broadcasts(message, undelayed, history, length)
-
-    def at(self, round: Array, delay: Array) -> Tree:
-        """Return the message of `delay` rounds ago."""
-        if self.length == 1:
-            return self.message
-        return tree.take(self.history, (round - delay) % self.length)
-
-
 def _exchange(
     exchange: Exchange,
     index: int,
@@ -171,9 +146,14 @@ def _exchange(
     drop_nonfinite: bool,
 ) -> tuple[State, Report]:
     """Play the exchange numbered `index` of a round; return (the state after it, its report)."""
-    broadcasts = _Broadcasts.of(exchange, state, index)
+    message = exchange.broadcast(state.server)
+    broadcasts = state.broadcast_history[index]
+    history = next((len(leaf) for leaf in jax.tree.leaves(broadcasts)), 1)
+    if history > 1:
+        broadcasts = tree.put(broadcasts, state.round % history, message)
+    undelayed = exchange.broadcast_undelayed(state.server)
     # In the first rounds the first broadcast is the oldest.
-    delay = jnp.clip(cohort.delay, 0, jnp.minimum(broadcasts.length - 1, state.round))
+    delay = jnp.clip(cohort.delay, 0, jnp.minimum(history - 1, state.round))
     slots = _slots(exchange, state, cohort._replace(delay=delay), federation)
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
     mine = axis.assign(slots, slots.who, slots.present, federation.num_clients)
@@ -183,13 +163,14 @@ def _exchange(
         slot, local_index = turn
         own = tree.take(state.clients, local_index)
         # An absent client gets no examples, so under a scan it costs next to nothing.
-        size = jnp.where(slot.present, slot.size, 0)
-        start = federation.start[slot.who]
+        start, size = federation.start[slot.who], jnp.where(slot.present, slot.size, 0)
         shard = Shard(federation.data, federation.order, start, size, slot.who)
-        message = broadcasts.at(state.round, slot.delay)
+        received = message
+        if history > 1:
+            received = tree.take(broadcasts, (state.round - slot.delay) % history)
         client_key = jax.random.fold_in(key, slot.who)
         reply = exchange.client(
-            Visit(message, own, shard, state.round, slot.delay, client_key, broadcasts.undelayed)
+            Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
         )
         chex.assert_shape(list(reply.metrics.values()), ())
         checks.same_leaves(f"exchanges[{index}].client", reply.own, own, "as init_client does")
@@ -209,20 +190,20 @@ def _exchange(
     start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-    attending = Cohort(cohort.who, present, delay)
-    server = exchange.update(state.server, exchange.aggregate.finish(sums), attending)
+    aggregated, attending = exchange.aggregate.finish(sums), Cohort(cohort.who, present, delay)
+    server = exchange.update(state.server, aggregated, attending)
     checks.same_leaves(f"exchanges[{index}].update", server, state.server, "as init_server does")
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
         where, own, wrote = slots.who, mine.gather(result.own), present
-    num_local = axis.local_clients(federation.num_clients).shape[0]
-    history = list(state.broadcast_history)
-    history[index] = broadcasts.history
+    nowhere = axis.local_clients(federation.num_clients).shape[0]
+    histories = list(state.broadcast_history)
+    histories[index] = broadcasts
     state = state._replace(
         server=optax.tree.where(present.any(), server, state.server),
-        clients=tree.put(state.clients, jnp.where(wrote, where, num_local), own),
-        broadcast_history=tuple(history),
+        clients=tree.put(state.clients, jnp.where(wrote, where, nowhere), own),
+        broadcast_history=tuple(histories),
     )
     return state, Report(metrics, present, finite | ~slots.present, slots.size)
 

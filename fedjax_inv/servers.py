@@ -20,13 +20,7 @@ class Server(NamedTuple):
 
 
 def init(optimizer: optax.GradientTransformation, variables: Variables, side: Tree = ()) -> Server:
-    """Return the server before the first round.
-
-    Args:
-      optimizer: the server optimizer.
-      variables: the network that training starts from.
-      side: further state of the method.
-    """
+    """Return the server before the first round, with the network that training starts from."""
     return Server(variables, optimizer.init(variables.params), side)
 
 
@@ -35,10 +29,6 @@ def upload_of(trained: Variables, received: Variables) -> Variables:
 
     A delayed client's change of a variance, added to the variance of a newer network, could make
     that negative; a mean of variances cannot be negative.
-
-    Args:
-      trained: the client's network after local training.
-      received: the network that it received.
     """
     return Variables(optax.tree.sub(trained.params, received.params), trained.stats)
 

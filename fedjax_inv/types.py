@@ -65,7 +65,7 @@ class Batch(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """The clients that attend one exchange. A schedule is a cohort with a leading T axis."""
+    """The clients of one round, each at most once. A schedule is a cohort with a leading T axis."""
 
     who: Array  # [S] int32, the client in each slot
     present: Array  # [S] bool, false = empty slot or dropped out
@@ -93,12 +93,7 @@ class Initialise(Protocol):
     """Draws the initial variables of a network."""
 
     def __call__(self, key: Array, x: Tree, /) -> Variables:
-        """Return new variables.
-
-        Args:
-          key: the random key of the draw.
-          x: inputs [B, ...] of the shape and dtype that the network takes; B may be 1.
-        """
+        """Return new variables for inputs of the shape and dtype of x, [B, ...]; B may be 1."""
 
 
 class Apply(Protocol):
@@ -120,16 +115,11 @@ class Apply(Protocol):
           params: the half's parameters.
           stats: the half's statistics.
           inputs: [B, ...].
-          mask: [B] bool, which inputs are real. Padding must change neither the statistics nor the
-            outputs of real inputs.
+          mask: [B] bool, which inputs are real. The others must change neither the statistics nor
+            the outputs of real ones.
           train: training mode, in which statistics move and dropout is active.
           key: the random key of training mode; if None, nothing may be drawn.
         """
-
-
-def as_stored(x: Tree, /) -> Tree:
-    """Return the inputs unchanged, as a network without preprocessing does."""
-    return x
 
 
 class Model(NamedTuple):
@@ -140,7 +130,7 @@ class Model(NamedTuple):
     decode: Apply
     # Preprocessing (e.g. rendering). Must be idempotent: `encode` accepts raw or preprocessed
     # inputs.
-    preprocess: Callable[[Tree], Tree] = as_stored
+    preprocess: Callable[[Tree], Tree] = lambda x: x
     # Maps preprocessed inputs to inputs whose mean makes sense; `encode` must accept them too.
     # None: preprocessed inputs can be averaged as they are.
     mixable: Callable[[Tree], Tree] | None = None
@@ -152,12 +142,8 @@ class Loss(Protocol):
     def __call__(self, outputs: Array, y: Tree, mask: Array, /) -> Array:
         """Return the mean loss over the real examples, []; 0 if none is real.
 
-        The loss of an example must not depend on the other examples of the batch.
-
-        Args:
-          outputs: [B, ...] of the network.
-          y: [B, ...] targets.
-          mask: [B] bool, which examples are real.
+        The arguments are outputs [B, ...] of the network, targets [B, ...], and which examples are
+        real, [B] bool. The loss of an example must not depend on the others of the batch.
         """
 
 
@@ -178,13 +164,7 @@ class GradFn(Protocol):
     """The direction of a local step; the optimizer decides the length."""
 
     def __call__(self, variables: Variables, batch: Batch, key: Array, /) -> Step:
-        """Return a step from `variables`.
-
-        Args:
-          variables: the network before the step.
-          batch: B examples; at least one is real.
-          key: the random key of the step.
-        """
+        """Return a step from `variables` on a batch with at least one real example."""
 
 
 class Local(NamedTuple):
@@ -215,13 +195,9 @@ class Train(Protocol):
     """The loop of local training."""
 
     def __call__(self, grad_fn: Any, local: Local, shard: Shard, key: Array, /) -> Trained:
-        """Train on a client's examples; without examples there is no step.
+        """Train from `local` on a client's examples; without examples there is no step.
 
-        Args:
-          grad_fn: the gradient of a step, a `GradFn`; in `Work.run_local` a `LocalGradFn`.
-          local: the state to start from.
-          shard: the client's examples.
-          key: the random key of the batches and steps.
+        `grad_fn` is a `GradFn`, in `Work.run_local` a `LocalGradFn`.
         """
 
 
@@ -306,29 +282,21 @@ class Broadcast(Protocol):
     """Computes the message from the server to the clients."""
 
     def __call__(self, server: Tree, /) -> Tree:
-        """Return the message, the same for all clients.
-
-        `communication` counts its bytes as download.
-        """
+        """Return the message, the same for all clients; its bytes count as download."""
 
 
 class Client(Protocol):
     """A client's turn: a pure function that is vmapped, scanned and sharded over clients."""
 
     def __call__(self, visit: Visit, /) -> Reply:
-        """Return the client's reply.
-
-        It may depend on `visit` alone, so that no client sees another client's data.
-        """
+        """Return the client's reply, from `visit` alone: no client sees another's data."""
 
 
 class Update(Protocol):
     """Computes the server's new state from the aggregated uploads."""
 
     def __call__(self, server: Tree, aggregated: Tree, cohort: Cohort, /) -> Tree:
-        """Return the server after the exchange.
-
-        The result is discarded if no client attended.
+        """Return the server after the exchange; discarded if no client attended.
 
         Args:
           server: the server before the exchange.
@@ -341,25 +309,7 @@ class Attends(Protocol):
     """Decides which scheduled clients take part, for example by the turns of a game."""
 
     def __call__(self, server: Tree, who: Array, round: Array, /) -> Array | bool:
-        """Return whether a client attends, [] bool.
-
-        Args:
-          server: the server before the exchange.
-          who: [] int32, the client's number.
-          round: [] int32, from 0.
-        """
-
-
-def always(server: Tree, who: Array, round: Array, /) -> bool:
-    """Return True: all scheduled clients attend."""
-    del server, who, round
-    return True
-
-
-def nothing(server: Tree, /) -> Tree:
-    """Return an empty message."""
-    del server
-    return ()
+        """Return whether client `who` [] attends in a round [], from 0; [] bool."""
 
 
 class Exchange(NamedTuple):
@@ -369,8 +319,9 @@ class Exchange(NamedTuple):
     client: Client
     aggregate: Aggregator  # of the whole upload; `aggregators.combine` joins those of its parts
     update: Update
-    attends: Attends = always
-    broadcast_undelayed: Broadcast = nothing  # a second message, which is never delayed
+    attends: Attends = lambda server, who, round: True
+    # A second message, which is never delayed.
+    broadcast_undelayed: Broadcast = lambda server: ()
     # server -> an upload of zeros, if a client's last upload may stand in for a missing one; None:
     # it may not
     blank: Callable[[Tree], Tree] | None = None
@@ -387,24 +338,16 @@ class InitClient(Protocol):
     """Builds the state of a client before its first turn, or of a client that was never seen."""
 
     def __call__(self, server: Tree, who: Array, /) -> Tree:
-        """Return a tree of arrays.
-
-        Args:
-          server: the server.
-          who: [] int32, the client's number; arbitrary for a client that was never seen.
-        """
+        """Return a tree of arrays for client `who` [], any number if it was never seen."""
 
 
 class Predict(Protocol):
     """Computes the outputs of the network that serves a client."""
 
     def __call__(self, server: Tree, own: Tree, x: Tree, /) -> Array:
-        """Return the outputs [B, ...], logits [B, K] for classifiers.
+        """Return the outputs [B, ...] for inputs [B, ...], logits [B, K] for classifiers.
 
-        Args:
-          server: the server.
-          own: the client's own state; () unless the algorithm is personal.
-          x: inputs [B, ...].
+        `own` is the client's own state, () unless the algorithm is personal.
         """
 
 
