@@ -146,7 +146,9 @@ def _work(
             """Return (the state after the step, the values to average over the steps)."""
             step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
-            chex.assert_trees_all_equal_shapes(step.grads, params)  # or they might be broadcast
+            # Or a gradient of another shape would be broadcast.
+            same = Step(params, stats, step.metrics, step.average, local.carry)
+            chex.assert_trees_all_equal_shapes(step, same)
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # Zero the update instead of selecting the old parameters: XLA then fuses the add into
             # the matmul.

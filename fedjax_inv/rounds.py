@@ -172,7 +172,7 @@ def _exchange(
         reply = exchange.client(
             Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
         )
-        chex.assert_shape(list(reply.metrics.values()), ())
+        chex.assert_trees_all_equal_shapes(reply.metrics, dict.fromkeys(reply.metrics, 0.0))
         checks.same_leaves(f"exchanges[{index}].client", reply.own, own, "as init_client does")
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
