@@ -15,8 +15,10 @@ Each round replaces the rows of the last one. A row without an example is zeros 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,22 +67,11 @@ def as_numbers(x: Tree) -> Array:
       UsageError: for a tree of arrays and for integers, as a mean of word numbers or of drawing
         instructions means nothing to a network.
     """
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(x)):
-        raise UsageError(
-            "inputs",
-            ...,
-            "are a tree of arrays; must be one array, such as rendered images, to average",
-        )
-    checks.array("inputs", x)
-    numbers = unit_range(x)
-    if not jnp.issubdtype(numbers.dtype, jnp.floating):
-        raise UsageError(
-            "inputs",
-            ...,
-            f"are {numbers.dtype}; must be 8-bit images or in floating point to average, or "
-            "`mixable` must convert them, as models.word_weights converts words",
-        )
-    return tree.wide(numbers)
+    is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
+    if not is_array or not jnp.issubdtype(unit_range(x).dtype, jnp.floating):
+        text = "are no images and no floating-point numbers, which alone have a mean"
+        raise UsageError("inputs", ..., f"{text}; `mixable` must make such numbers of them")
+    return tree.wide(unit_range(x))
 
 
 def _sums(x: Tree, y: Array, group: Array, rows: int) -> _Sums:
@@ -103,6 +94,9 @@ def _means(sums: _Sums) -> Averages:
 
 def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array | int) -> Averages:
     """Means of the first `rows` chunks of `length` real examples each, in a random order."""
+    chex.assert_equal_shape_prefix([*jax.tree.leaves(x), y, mask], 1)
+    chex.assert_rank([y, mask], [2, 1])
+    chex.assert_type(jax.tree.leaves(x), float)
     rank = jnp.cumsum(mask) - 1
     place = permutation.at(permutation.draw(key), rank, mask.sum())
     group = jnp.where(mask & (place < rows * length), place // jnp.maximum(length, 1), rows)
@@ -111,13 +105,6 @@ def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array 
         return jnp.where(mask.reshape(-1, *(1,) * (leaf.ndim - 1)), leaf, 0)
 
     return _means(_sums(jax.tree.map(cleared, x), cleared(y), group, rows))
-
-
-def _check_floating(x: Tree) -> None:
-    for leaf in jax.tree.leaves(x):
-        checks.array("x", leaf)
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            raise UsageError("x", leaf, "must be in floating point to average")
 
 
 def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Averages:
@@ -133,56 +120,17 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
     Returns:
       (x [A, ...], y [A, K], real [A]), A = ceil(N / chunk). With n real examples, ceil(n / chunk)
       rows are real, and the last of them is the mean of the remaining examples.
-
-    Raises:
-      UsageError: for a chunk below 1, inputs that are not in floating point, other shapes, and a
-        mask that is not of booleans.
     """
-    checks.integer("chunk", chunk)
-    checks.array("y", y)
-    checks.array("mask", mask)
-    checks.key("key", key)
-    if jnp.ndim(y) != 2:
-        raise UsageError("y", y, "must be [N, K], such as one-hot labels")
-    if mask.shape != y.shape[:1] or mask.dtype != bool:
-        raise UsageError("mask", mask, f"must be bool [{len(y)}]")
-    _check_floating(x)
-    for leaf in jax.tree.leaves(x):
-        if leaf.shape[:1] != mask.shape:
-            raise UsageError("x", leaf, f"must be [{len(y)}, ...], as {{y}} is", y=("y", y))
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
 
 def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averages:
-    """Return means of `rows` random chunks of equal size (Eq. 4).
-
-    Args:
-      x: inputs [N, ...] in floating point.
-      y: one-hot or mean labels [N, K].
-      mask: [N] bool, which examples are real.
-      key: the random key of the order.
-      rows: the number of chunks.
+    """Return means of `rows` random chunks of equal size (Eq. 4); other arguments: `chunk_means`.
 
     Returns:
       (x [A, ...], y [A, K], real [A]), A = rows. Each chunk has floor(n / rows) of the n real
       examples, and the rest is left out; with fewer than `rows` examples no row is real.
-
-    Raises:
-      UsageError: for rows below 1, inputs that are not in floating point, other shapes, and a mask
-        that is not of booleans.
     """
-    checks.integer("rows", rows)
-    checks.array("y", y)
-    checks.array("mask", mask)
-    checks.key("key", key)
-    if jnp.ndim(y) != 2:
-        raise UsageError("y", y, "must be [N, K], such as one-hot labels")
-    if mask.shape != y.shape[:1] or mask.dtype != bool:
-        raise UsageError("mask", mask, f"must be bool [{len(y)}]")
-    _check_floating(x)
-    for leaf in jax.tree.leaves(x):
-        if leaf.shape[:1] != mask.shape:
-            raise UsageError("x", leaf, f"must be [{len(y)}, ...], as {{y}} is", y=("y", y))
     return _split(x, y, mask, key, rows, mask.sum() // rows)
 
 
@@ -192,21 +140,13 @@ def columns(y: Array, num_columns: int) -> Array:
     Args:
       y: [B] classes, which become one-hot; or [B, K] labels or values, or [B] values.
       num_columns: K.
-
-    Raises:
-      UsageError: for labels or values with other than K columns, for integers [B, K], and for what
-        is no array.
     """
-    checks.array("y", y)
-    if not y.ndim:
-        raise UsageError("y", y, "must be [B] or [B, K]")
-    if jnp.issubdtype(y.dtype, jnp.integer) and y.ndim != 1:
-        raise UsageError("y", y, "must be [B] if it has integers, which are classes")
     if jnp.issubdtype(y.dtype, jnp.integer):
+        chex.assert_rank(y, 1)
         return jax.nn.one_hot(y, num_columns)
-    if (*y.shape, 1)[1] != num_columns or y.ndim > 2:
-        raise UsageError("y", y, f"must have {num_columns} columns, as the network has outputs")
-    return y.reshape(len(y), num_columns).astype(jnp.float32)
+    y = y[:, None] if y.ndim == 1 else y
+    chex.assert_shape(y, (None, num_columns))
+    return y.astype(jnp.float32)
 
 
 def of_shard(
@@ -235,9 +175,6 @@ def of_shard(
     Returns:
       (x [A, ...], y [A, K], real [A]); the last real row is the mean of the remaining examples,
       of which only the first rows * length count.
-
-    Raises:
-      UsageError: for inputs and targets that cannot be averaged (`as_numbers`, `columns`).
     """
     most = rows * length if isinstance(length, Array) else min(rows * length, _MOST)
     used = jnp.minimum(shard.size, most)
@@ -291,11 +228,9 @@ def exchanged(
       mixable: preprocessed inputs [B, ...] -> the inputs to average, which the model must accept.
 
     Raises:
-      UsageError: for an argument that is not allowed; before the first round for inputs that cannot
-        be averaged.
+      UsageError: for an argument out of range; before the first round for inputs that cannot be
+        averaged.
     """
-    checks.record("model", model, Model)
-    checks.function("mixable", mixable)
     checks.one_of("combining", combining, COMBINING)
     checks.integer("rows", rows)
     checks.integer("chunk", chunk)
@@ -303,20 +238,6 @@ def exchanged(
 
     def averaged(x: Tree) -> Tree:
         return mixable(model.preprocess(x))
-
-    def init(setup: Setup) -> Pool:
-        x = jax.eval_shape(averaged, setup.sample)
-        outputs = jax.eval_shape(
-            lambda variables, x: models.predict(model, variables, x), setup.variables, setup.sample
-        )
-        num_rows = setup.num_clients * rows if pools else rows
-        empty = Averages(
-            jax.tree.map(lambda leaf: jnp.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), x),
-            jnp.zeros((num_rows, outputs.shape[-1])),
-            jnp.zeros(num_rows, bool),
-        )
-        # A seed instead of a key, as checkpoints store numbers.
-        return Pool(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
 
     def upload(visit: Visit, trained: Trained) -> Averages:
         del trained
@@ -333,14 +254,7 @@ def exchanged(
     def update(pool: Pool, sent: aggregators.Stack, delta: Variables) -> Pool:
         del delta
         key, shuffle = jax.random.split(jax.random.key(pool.seed))
-        # Order by client, not by slot; absent clients, without real rows, come last. By counting,
-        # as a sort is slow on accelerators.
-        who = jnp.where(sent.present, sent.who, np.iinfo(np.int32).max)
-        is_before = who < who[:, None]
-        index = jnp.arange(who.shape[0])
-        is_before |= (who == who[:, None]) & (index < index[:, None])
-        by_client = tree.put(optax.tree.zeros_like(sent.values), is_before.sum(1), sent.values)
-        x, y, real = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), by_client)
+        x, y, real = _by_client(sent)
         if pools:
             place = jnp.where(real, jnp.cumsum(real) - 1, pool.averages.real.shape[0])
             empty = optax.tree.zeros_like(pool.averages)
@@ -350,9 +264,35 @@ def exchanged(
         return Pool(averages, jax.random.bits(key, dtype=jnp.uint32))
 
     return averaging.SideState(
-        init=init,
+        init=lambda setup: _empty(
+            setup, model, averaged, setup.num_clients * rows if pools else rows
+        ),
         send=lambda pool: pool.averages,
         upload=upload,
         aggregate=aggregators.stacked(),
         update=update,
     )
+
+
+def _empty(setup: Setup, model: Model, averaged: Callable[[Tree], Tree], num_rows: int) -> Pool:
+    """Return the state before the first round, with room for so many rows."""
+    x = jax.eval_shape(averaged, setup.sample)
+    outputs = jax.eval_shape(partial(models.predict, model), setup.variables, setup.sample)
+    empty = Averages(
+        jax.tree.map(lambda leaf: jnp.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), x),
+        jnp.zeros((num_rows, outputs.shape[-1])),
+        jnp.zeros(num_rows, bool),
+    )
+    # A seed instead of a key, as checkpoints store numbers.
+    return Pool(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
+
+
+def _by_client(sent: aggregators.Stack) -> Averages:
+    """Return all rows, by client and not by slot; those of absent clients, not real, come last."""
+    # By counting, as a sort is slow on accelerators.
+    who = jnp.where(sent.present, sent.who, np.iinfo(np.int32).max)
+    is_before = who < who[:, None]
+    index = jnp.arange(who.shape[0])
+    is_before |= (who == who[:, None]) & (index < index[:, None])
+    by_client = tree.put(optax.tree.zeros_like(sent.values), is_before.sum(1), sent.values)
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), by_client)

@@ -147,8 +147,10 @@ def _work(
             step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
             # Or a gradient of another shape would be broadcast.
-            same = Step(params, stats, step.metrics, step.average, local.carry)
-            chex.assert_trees_all_equal_shapes(step, same)
+            chex.assert_trees_all_equal_shapes(
+                Step(step.grads, step.stats, {}, carry=step.carry),
+                Step(params, stats, {}, carry=local.carry),
+            )
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # Zero the update instead of selecting the old parameters: XLA then fuses the add into
             # the matmul.

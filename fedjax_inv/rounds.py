@@ -172,7 +172,6 @@ def _exchange(
         reply = exchange.client(
             Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
         )
-        chex.assert_trees_all_equal_shapes(reply.metrics, dict.fromkeys(reply.metrics, 0.0))
         checks.same_leaves(f"exchanges[{index}].client", reply.own, own, "as init_client does")
         finite = tree.all_finite(reply)
         present = slot.present & (finite | (not drop_nonfinite))
@@ -186,7 +185,8 @@ def _exchange(
     turns = mine.slots, mine.local_index
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
-    (upload, _), _ = jax.eval_shape(client, tree.take(turns, 0))
+    (upload, _), shapes = jax.eval_shape(client, tree.take(turns, 0))
+    chex.assert_trees_all_equal_shapes(shapes.metrics, dict.fromkeys(shapes.metrics, state.round))
     start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))

@@ -11,16 +11,13 @@ With `within`, a rule of ours, an accuracy far below the threshold does not stop
 a game may fall from an ensemble that follows a cue to one that follows its opposite.
 """
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fedjax_inv import checks
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 
@@ -37,16 +34,7 @@ def init(num_thresholds: int, scores: Tree) -> Stops:
     Args:
       num_thresholds: K.
       scores: the shapes of the scores that `update` measures.
-
-    Raises:
-      UsageError: for a negative number, for scores that are not arrays or shapes, and if the stops
-        do not fit into memory.
     """
-    checks.integer("num_thresholds", num_thresholds, 0)
-    for leaf in jax.tree.leaves(scores):
-        checks.array("scores", leaf)
-    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(scores))
-    checks.memory("num_thresholds", num_thresholds, num_thresholds * (4 + one))
     zeros = jax.tree.map(lambda s: jnp.zeros((num_thresholds, *s.shape), s.dtype), scores)
     return Stops(jnp.zeros(num_thresholds, jnp.int32), zeros)
 
@@ -74,30 +62,8 @@ def update(
         and should take no time if no threshold is met.
       above: whether a threshold is met if accuracy >= threshold instead.
       within: if given, an accuracy that differs from a threshold by more does not meet it.
-
-    Raises:
-      UsageError: if there are not as many thresholds as stops, if scores have other shapes, for a
-        threshold that is NaN unless thresholds are traced, for `within` below 0, and for arguments
-        of other types.
     """
-    _check_stops(stops)
-    checks.array("accuracy", accuracy)
-    checks.array("thresholds", thresholds)
-    if accuracy.shape != ():
-        raise UsageError("accuracy", accuracy, "must be one number")
-    if thresholds.shape != stops.round.shape:
-        (count,) = stops.round.shape
-        raise UsageError("thresholds", thresholds, f"must be [{count}], as in stops")
-    if not jnp.issubdtype(thresholds.dtype, jnp.number):
-        raise UsageError("thresholds", thresholds, "must be numbers")
-    if checks.is_concrete(thresholds) and np.isnan(np.asarray(thresholds)).any():
-        raise UsageError("thresholds", np.asarray(thresholds).tolist(), "must not be NaN")
-    checks.function("measure", measure)
-    checks.boolean("above", above)
-    if within is not None:
-        checks.number("within", within, "of at least 0", lambda number: number >= 0)
-    for name, rounds in (("num_rounds", num_rounds), ("warm_start", warm_start)):
-        checks.whole(name, rounds)
+    chex.assert_shape([accuracy, thresholds], [(), stops.round.shape])
     # In float32 outside of a trace, too.
     accuracy, thresholds = jnp.asarray(accuracy), jnp.asarray(thresholds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
@@ -106,10 +72,6 @@ def update(
         is_met &= abs(accuracy - thresholds) <= within
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
-    measured = jax.tree.map(lambda leaf: thresholds.shape + jnp.shape(leaf), scores)
-    stored = jax.tree.map(jnp.shape, stops.scores)
-    if measured != stored:
-        raise UsageError("stops.scores", ..., f"has shapes {stored}, must be {measured}")
 
     def put(old: Array, new: Array) -> Array:
         return jnp.where(now.reshape(-1, *(1,) * new.ndim), new, old)
@@ -119,10 +81,4 @@ def update(
 
 def all_met(stops: Stops) -> Array:
     """Return whether all thresholds have been met, [] bool; false without thresholds."""
-    _check_stops(stops)
     return (stops.round > 0).all() & (stops.round.size > 0)
-
-
-def _check_stops(stops: Stops) -> None:
-    checks.record("stops", stops, Stops)
-    checks.array("stops.round", stops.round)
