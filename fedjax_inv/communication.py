@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_inv import checks, tree
+from fedjax_inv import tree
 from fedjax_inv.rounds import State
 from fedjax_inv.types import Algorithm, Federation, Shard, Tree, Visit
 
@@ -19,8 +19,6 @@ class Traffic(NamedTuple):
 
 def size(shapes: Tree) -> int:
     """Return the size in bytes of a tree of arrays or shapes."""
-    for leaf in jax.tree.leaves(shapes):
-        checks.array("shapes", leaf)
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
@@ -36,13 +34,7 @@ def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple
 
     Returns:
       A `Traffic` for each exchange, in the order of the exchanges.
-
-    Raises:
-      UsageError: for arguments of other types.
     """
-    checks.record("algorithm", algorithm, Algorithm)
-    checks.record("state", state, State)
-    checks.federation(federation)
 
     def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:
         own = tree.take(state.clients, 0)

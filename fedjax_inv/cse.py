@@ -19,7 +19,6 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from fedjax_inv import checks
 from fedjax_inv.types import Array, Tree
 
 # Errors of reading a traced program of another structure.
@@ -46,11 +45,7 @@ def eliminate_common_subexpressions(fn: Callable[[Tree], Tree]) -> Callable[[Tre
 
     Args:
       fn: a tree of arrays -> a tree of arrays.
-
-    Raises:
-      UsageError: unless fn is a function.
     """
-    checks.function("fn", fn)
 
     def eliminated(argument: Tree) -> Tree:
         try:

@@ -45,8 +45,7 @@ def evaluate(
 ) -> Scores:
     """Return every client's mean score and loss on its own examples.
 
-    If all clients share a model, it predicts the examples of all clients in common batches, one
-    batch after the other. A personal algorithm predicts each client's examples with its own state.
+    A personal algorithm predicts each client's examples with the client's own state.
 
     Args:
       algorithm: the algorithm of the run.
@@ -63,10 +62,6 @@ def evaluate(
 
     Returns:
       The scores, each [C].
-
-    Raises:
-      UsageError: if the algorithm is personal and the federation has not as many clients as the
-        state although they are seen.
     """
     axis = devices.chunked(1) if axis is None else axis
     if algorithm.personal and seen:
@@ -108,18 +103,8 @@ def evaluate_each(
 ) -> list[Scores]:
     """Return the scores of several sets of shards, each as `evaluate` does.
 
-    If all clients share a model, one loop goes over the examples of all sets, so that they compile
-    in the time of one.
-
-    Args:
-      algorithm: the algorithm of the run.
-      state: the state to evaluate.
-      sets: the shards.
-      axis: how the work is laid over memory and devices.
-      batch_size: B, as in `evaluate`.
-      needed: [] bool, as in `evaluate`.
-      loss: the mean loss of a batch of outputs.
-      score: the mean score of a batch of outputs.
+    If all clients share a model, one loop goes over the examples of all sets, in common batches, so
+    that they compile in the time of one.
     """
     state, sets = tree.on_device((state, sets))
     here = [_here(each, axis, needed) for each in sets]
@@ -211,14 +196,7 @@ def _by_client(
 ) -> tuple[Array, Array]:
     """Return the sums of the scores and of the losses of each client, which has its own model.
 
-    Args:
-      algorithm: the algorithm of the run.
-      state: the state to evaluate.
-      each: the shards, with the examples that this device evaluates.
-      axis: as in `evaluate`.
-      batch_size: B.
-      score: as in `evaluate`.
-      loss: as in `evaluate`.
+    `each` has the shards with the examples that this device evaluates.
     """
     data, order, start, size = each.shards
 
@@ -272,7 +250,7 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     Args:
       scores: the scores of the clients, each [C], or [R, C] of several runs.
       group: [C] int32, the group of each client; a client with a negative one is left out.
-      num_groups: G, at least 1.
+      num_groups: G.
 
     Returns:
       The scores of the groups, each [G] or [R, G]; 0 for a group without examples.

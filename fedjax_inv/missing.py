@@ -60,19 +60,14 @@ def reuse(algorithm: Algorithm) -> Algorithm:
     Only uploads of exchanges with `Exchange.blank` stand in, and only those of clients that would
     attend the round: a client that has left an inner exit strategy is not reused.
 
-    Args:
-      algorithm: the algorithm; its server will also store C uploads.
+    The server will also store C uploads.
 
     Raises:
       UsageError: if no exchange has a `blank`.
     """
     if all(exchange.blank is None for exchange in algorithm.exchanges):
-        raise UsageError(
-            "algorithm",
-            ...,
-            "has no exchange with `blank`, the upload in place of a missing first one; must have "
-            "one, as fedavg, fedprox and fedipg do",
-        )
+        text = "must have an exchange with `blank`, as fedavg, fedprox and fedipg have"
+        raise UsageError("algorithm", ..., text)
 
     def init_server(setup: Setup) -> Server:
         wrapped = algorithm.init_server(setup)
@@ -140,14 +135,6 @@ RULES: dict[str, Callable[[Algorithm], Algorithm]] = {
 
 
 def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
-    """Return `algorithm` with a rule for missing uploads.
-
-    Args:
-      algorithm: the algorithm.
-      rule: "skip" or "reuse".
-
-    Raises:
-      UsageError: for another rule, and as in `reuse`.
-    """
+    """Return `algorithm` with a rule for missing uploads, "skip" or "reuse"."""
     checks.one_of("rule", rule, RULES)
     return RULES[rule](algorithm)

@@ -1,6 +1,6 @@
 """Masked losses and scores: means over real examples only.
 
-Arguments are outputs [B, K], of classifiers logits; targets; and a mask [B] bool, which examples are
+Arguments are outputs [B, K], of classifiers logits; targets; and a mask [B] bool, which of them are
 real. The targets of a loss may be anything. Here they are those of `data.dataset.Dataset.y`:
 classes [B], integers in 0..K-1; labels [B, K] bool, of which several may be true; or values [B, K],
 or [B] for K = 1, also of outputs. The loss of another class or label is NaN, which a run reports.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, platforms
+from fedjax_inv import platforms
 from fedjax_inv.types import Array
 
 # With ideal rounds and n <= 7, the chi-square distance of the distribution of all n! orders from
@@ -31,7 +31,6 @@ class Permutation(NamedTuple):
 
 def draw(key: Array) -> Permutation:
     """Draw a permutation uniformly, up to the deviations in the docstring of this module."""
-    checks.key("key", key)
     return Permutation(*jax.random.bits(key, (3, _ROUNDS), jnp.uint32))
 
 

@@ -67,11 +67,10 @@ def cohort_size(num_clients: int, rate: float) -> int:
     Raises:
       UsageError: if the rate is out of its bounds, or if it selects no client.
     """
-    checks.number("rate", rate, "above 0 and at most 1", lambda rate: 0 < rate <= 1)
+    checks.real("rate", rate, 0, 1)
     cohort = round(rate * num_clients)
     if cohort < 1:
-        others = {"num_clients": ("num_clients", num_clients)}
-        raise UsageError("rate", rate, "selects none of {num_clients}, must be higher", **others)
+        raise UsageError("rate", rate, f"selects none of {num_clients} clients, must be higher")
     return cohort
 
 

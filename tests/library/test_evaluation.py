@@ -265,12 +265,6 @@ def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> 
     assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
 
 
-def test_a_personal_state_of_other_clients_is_refused_if_they_are_seen() -> None:
-    federation = federations.federation((2,) * 3)
-    with pytest.raises(ValueError, match="federation"):
-        evaluation.evaluate(algorithm(True), state(), federation)
-
-
 SCORES = evaluation.Scores(
     np.float32([0.5, 0.0, 1.0, 0.25]), np.float32([1.0, 0.0, 0.2, 2.0]), np.int32([4, 0, 1, 8])
 )
