@@ -8,10 +8,10 @@ other distributions: contrast about the mean of each channel, saturation in HSV,
 import math
 from collections.abc import Sequence
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array
 
 _ATTEMPTS = 10  # draws of a crop, until one fits
@@ -75,12 +75,12 @@ def brightened(image: Array, factor: Array) -> Array:
 
 
 def contrasted(image: Array, factor: Array) -> Array:
-    """Blend an image [H, W, 3] in [0, 1] with its mean luma, which factor 0 gives everywhere."""
+    """Blend an image [H, W, 3] in [0, 1] with its mean luma."""
     return jnp.clip(factor * image + (1 - factor) * grey(image).mean(), 0, 1)
 
 
 def saturated(image: Array, factor: Array) -> Array:
-    """Blend an image [..., 3] in [0, 1] with its luma, which factor 0 gives."""
+    """Blend an image [..., 3] in [0, 1] with its luma."""
     return jnp.clip(factor * image + (1 - factor) * grey(image), 0, 1)
 
 
@@ -111,12 +111,11 @@ def jittered(image: Array, order: Array, amounts: Array) -> Array:
     order [4] is a permutation of 0 brightness, 1 contrast, 2 saturation and 3 hue; amounts [4] are
     three factors and a shift.
     """
-    return jax.lax.fori_loop(
-        0,
-        len(_JITTERS),
-        lambda i, image: jax.lax.switch(order[i], _JITTERS, image, amounts[order[i]]),
-        image,
-    )
+
+    def change(i: Array, image: Array) -> Array:
+        return jax.lax.switch(order[i], _JITTERS, image, amounts[order[i]])
+
+    return jax.lax.fori_loop(0, len(_JITTERS), change, image)
 
 
 def augment(
@@ -129,10 +128,7 @@ def augment(
     jitter: float = 0.3,
     greyed: float = 0.1,
 ) -> Array:
-    """Change each image of a batch by random draws of its own.
-
-    An example's draws depend on the key and on its place in the batch, and on nothing else. This is
-    an argument for `models.augmented`; `functools.partial` sets other keywords.
+    """Change each image of a batch by random draws, which depend on the key and on its place alone.
 
     Args:
       x: images [B, H, W, 3] in [0, 1], floating point.
@@ -147,8 +143,8 @@ def augment(
     Returns:
       Images of the same shape, dtype and range.
     """
-    if x.ndim != 4 or x.shape[-1] != 3 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise UsageError("x", x, "must be floating-point images [B, H, W, 3]")
+    chex.assert_shape(x, (None, None, None, 3))
+    chex.assert_type(x, float)
     height, width = x.shape[1:3]
 
     def one(image: Array, index: Array) -> Array:
