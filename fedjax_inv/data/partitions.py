@@ -1,7 +1,8 @@
 """Partitions: which client holds which examples, as one array of rows for each of C clients.
 
-Rows number the examples to deal, from 0; each goes to exactly one client. Domains, users and labels
-are integers [M], M the number of examples.
+Rows number the M examples to deal, from 0; each goes to exactly one client. Of the arguments,
+`domain`, `user` and `labels` are integers [M], `num_clients` is C, and `rng` draws. There is a
+UsageError if C clients cannot have as many examples as they must.
 """
 
 import heapq
@@ -18,16 +19,7 @@ _LARGEST_ALPHA = 1e300  # far above it, draws overflow and are 0
 
 
 def iid(num_examples: int, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal shuffled examples to clients whose sizes differ by at most one.
-
-    Args:
-      num_examples: M.
-      num_clients: C, at most M.
-      rng: the generator of the shuffle.
-
-    Raises:
-      UsageError: for more clients than examples.
-    """
+    """Deal shuffled examples to clients whose sizes differ by at most one."""
     _check_num_clients(num_clients, num_examples)
     return np.array_split(rng.permutation(num_examples), num_clients)
 
@@ -36,15 +28,8 @@ def by_domain(domain: np.ndarray, num_clients: int, rng: np.random.Generator) ->
     """Give each client a slice of one domain, in the order of the domains.
 
     Each domain gets one client, and every further client goes to the domain with the most examples
-    per client. The sizes of a domain's clients differ by at most one.
-
-    Args:
-      domain: [M] integers.
-      num_clients: C, at least the number of domains.
-      rng: the generator that shuffles a domain's examples before they are cut into slices.
-
-    Raises:
-      UsageError: for more clients than examples, and for fewer clients than domains.
+    per client. The sizes of a domain's clients differ by at most one. There must be as many clients
+    as domains.
     """
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
@@ -69,17 +54,8 @@ def mixed(
     comes first and each goes to the client with the fewest examples. Of the n_d examples of domain
     d, each client gets mixing n_d / C, and each in C_d gets (1 - mixing) n_d / |C_d| besides, both
     together rounded up or down. Clients that were due more so far are rounded up first, so that
-    sizes are as balanced as those of whole domains or better.
-
-    Args:
-      domain: [M] integers.
-      num_clients: C, fewer or more than domains.
-      mixing: lambda in the paper: 0 gives each client as few domains as possible, 1 gives all
-        clients the same proportions.
-      rng: the generator that shuffles the examples of each domain.
-
-    Raises:
-      UsageError: for more clients than examples.
+    sizes are as balanced as those of whole domains or better. `mixing` is lambda in the paper: 0
+    gives each client as few domains as possible, 1 gives all clients the same proportions.
     """
     present, sizes = np.unique(domain, return_counts=True)
     _check_num_clients(num_clients, len(domain))
@@ -127,16 +103,7 @@ def _clients_of_domains(sizes: np.ndarray, num_clients: int) -> np.ndarray:
 
 
 def by_user(user: np.ndarray, num_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deal whole users to clients: the largest first, each to the client with fewest examples.
-
-    Args:
-      user: [M] integers.
-      num_clients: C, at most the number of users; with as many, each client is a user.
-      rng: the generator of the order among users of equal size.
-
-    Raises:
-      UsageError: for more clients than users.
-    """
+    """Deal whole users to clients: the largest first, each to the client with fewest examples."""
     present, owner, sizes = np.unique(user, return_inverse=True, return_counts=True)
     checks.integer("num_clients", num_clients, 1, len(present), ", the number of users")
     shuffled = rng.permutation(len(present))
@@ -165,15 +132,8 @@ def dirichlet(
     from Dir(alpha), rounded by the largest remainders. This is repeated until every client holds
     `min_size` examples.
 
-    Args:
-      labels: [M] integers.
-      num_clients: C, at most M / min_size.
-      alpha: the concentration: a small one gives each client one class, a large one IID clients.
-      rng: the generator of the proportions and the shuffles.
-      min_size: examples of the smallest client; by default the number of classes that occur.
-
-    Raises:
-      UsageError: if clients cannot have so many examples, and if no draw gave them to every one.
+    A small alpha gives each client one class, a large one IID clients. By default min_size is the
+    number of classes that occur.
     """
     num_examples = len(labels)
     class_sizes = np.unique(labels, return_counts=True)[1]
@@ -223,17 +183,7 @@ def quantity(
     """Deal shuffled examples to clients whose sizes are in proportions drawn from Dir(alpha).
 
     The quantity skew of NIID-Bench (Li et al. 2022): the proportions are drawn until every client
-    holds `min_size` examples.
-
-    Args:
-      num_examples: M.
-      num_clients: C, at most M / min_size.
-      alpha: the concentration: a small one gives a few large clients, a large one equal sizes.
-      rng: the generator of the proportions and the shuffle.
-      min_size: examples of the smallest client.
-
-    Raises:
-      UsageError: if clients cannot have so many examples, and if no draw gave them to every one.
+    holds `min_size` examples. A small alpha gives a few large clients, a large one equal sizes.
     """
 
     def draw() -> np.ndarray:
@@ -271,15 +221,6 @@ def shards(
     This is the partition of McMahan et al. 2017, Section 3, where a client gets two. The sizes
     of shards differ by at most one. A shard holds one class, or several if the border between
     classes lies inside.
-
-    Args:
-      labels: [M] integers.
-      num_clients: C.
-      shards_per_client: how many shards each client gets.
-      rng: the generator that shuffles the examples of a class, and deals the shards.
-
-    Raises:
-      UsageError: for less than one example per shard.
     """
     num_examples = len(labels)
     _check_num_clients(num_clients, num_examples)
@@ -301,16 +242,8 @@ def long_tail(
     n_max is the size of the largest class. A class that has fewer examples keeps all, and every
     class keeps at least one; which ones is drawn. So the first class has `imbalance` times the
     examples of the last one, as in Cui et al. 2019 ("Class-Balanced Loss Based on Effective Number
-    of Samples").
-
-    Args:
-      labels: [M] integers in 0..num_classes-1.
-      num_classes: K.
-      imbalance: at least 1, which keeps all examples of classes of equal size.
-      rng: the generator of the draw.
-
-    Returns:
-      Rows in increasing order.
+    of Samples"). An imbalance of 1 keeps all examples of classes of equal size. Rows are in
+    increasing order.
     """
     sizes = np.bincount(labels, minlength=num_classes)
     exponent = np.arange(num_classes) / max(num_classes - 1, 1)
