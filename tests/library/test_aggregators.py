@@ -129,19 +129,6 @@ def test_stacked_keeps_the_order_of_slots(cuts: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_a_slot_that_pads_a_chunk_adds_nothing(name: str) -> None:
-    """Such a slot is all zeros, its position too."""
-    aggregator = MAKE[name]()
-
-    def add(accumulator: Tree, upload: Tree, slots: Slots) -> Tree:
-        padding = jax.tree.map(lambda a: jnp.zeros_like(a[:1]), (upload, slots))
-        return aggregator.add(accumulator, *padding)
-
-    before = folded(name, CUTS[0])[0]
-    assert_equal(jax.jit(jax.vmap(add))(before, UPLOADS, SLOTS), before)
-
-
-@pytest.mark.parametrize("name", MAKE)
 def test_accumulators_of_disjoint_slots_add_up(name: str) -> None:
     """The law that lets devices fold their own slots."""
     aggregator = MAKE[name]()
@@ -163,14 +150,3 @@ def test_combine_takes_a_prefix_of_the_upload(cuts: tuple[int, ...]) -> None:
     assert_close(got["a"], folded("total", cuts)[1]["a"], rtol=1e-6, atol=1e-6)
     stack = folded("stacked", cuts)[1]
     assert_equal(got["b"], stack._replace(values=stack.values["b"]))
-
-
-def test_a_prefix_may_stand_for_a_whole_tree() -> None:
-    upload = {"all": UPLOADS, "one": UPLOADS["b"]}
-    parts = {"all": aggregators.total(), "one": aggregators.mean()}
-    first = tree.take((upload, SLOTS), 0)
-    combined = aggregators.combine(parts)
-    accumulator = combined.add(combined.init(tree.take(first[0], 0), S), *first)
-    got = combined.finish(accumulator)
-    assert_close(got["all"], tree.take(folded("total", ())[1], 0))
-    assert_close(got["one"], folded("by size", ())[1]["b"][0])

@@ -1,6 +1,5 @@
 """Averages: who is in which mean, what the server makes of them, what is drawn from them."""
 
-from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -12,11 +11,9 @@ import pytest
 import federations
 from fedjax_inv import averages, averaging, devices, local, models, rounds
 from fedjax_inv.aggregators import Stack
-from fedjax_inv.algorithms import fedmix
 from fedjax_inv.averages import Averages
 from fedjax_inv.data import federation as federations_of
-from fedjax_inv.data.simpson import Shaded, shade
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Visit
 
 SIZES = (4, 0, 1, 7, 5)
 NUM = sum(SIZES)
@@ -271,61 +268,16 @@ def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
     np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
 
 
-# Painted images, which are rendered for the network.
-
-
-def painted_and_rendered() -> tuple[Federation, Federation, Callable[[Tree], Array]]:
-    """Ragged clients with images of 3 colours; the same clients with what is seen of them, made
-    beforehand by a loop; and what renders."""
-    rng = np.random.default_rng(0)
-    colors = rng.integers(0, 256, (3, 3)).astype(np.uint8)
-    grey = federations.federation(SIZES)
-    image = np.asarray(grey.data.x)
-    step = rng.integers(0, 3, len(image)).astype(np.int32)
-    seen = np.zeros((*image.shape[:3], 3), np.float32)
-    for i, row, column, channel in np.ndindex(*seen.shape):
-        seen[i, row, column, channel] = image[i, row, column, 0] / 255 * colors[step[i]][channel]
-    seen /= 255
-    painted = Shaded(jnp.asarray(image), jnp.asarray(step))
-
-    def with_inputs(x: Tree) -> Federation:
-        return grey._replace(data=grey.data._replace(x=x))
-
-    render = partial(shade, colors=colors)
-    return with_inputs(painted), with_inputs(jnp.asarray(seen)), render
-
-
-@pytest.mark.slow
 def test_painted_images_are_averaged_as_they_are_seen() -> None:
-    """All is as if they had been rendered beforehand, after rounds of which clients miss some."""
-    painted, rendered, render = painted_and_rendered()
-    plain = federations.mlp()
-    variables = jax.device_get(plain.init(jax.random.key(0), rendered.data.x[:1]))
-    who = np.array([[3, 1, 0, 4], [2, 3, 4, 0]], np.int32)
-    present = np.array([[1, 1, 1, 1], [1, 0, 1, 1]], bool)
-    schedule = Cohort(who, present, np.zeros_like(who))
-
-    @partial(jax.jit, static_argnums=0)
-    def ended(is_painted: bool, data: Tree) -> rounds.State:
-        held = painted if is_painted else rendered
-        held = held._replace(data=held.data._replace(x=data))
-        model = models.painted(plain, render) if is_painted else plain
-        made = fedmix.fedmix(model, federations.steps(0.1), ratio=0.3, rows=2)
-        state = rounds.init(made, variables, held, jax.random.key(0))
-        return rounds.run(made, state, schedule, held, axis=devices.chunked(2))[0]
-
-    got, expected = (
-        jax.device_get(ended(held is painted, held.data.x).server) for held in (painted, rendered)
+    stored, key = {"strokes": jnp.arange(6)[:, None]}, jax.random.key(0)
+    painted = models.painted(MODEL, lambda x: x["strokes"].astype(jnp.float32) ** 2)
+    side = averages.exchanged(painted, rows=1, chunk=6)
+    sample = jax.tree.map(lambda leaf: leaf[:1], stored)
+    start = side.init(Setup(painted.init(key, sample), 1, sample, key, jnp.ones(1, bool)))
+    zero = jnp.int32(0)
+    shard = Shard(
+        Examples(stored, jnp.zeros(6, jnp.int32)), jnp.arange(6), zero, jnp.int32(6), zero
     )
-    federations.assert_close(got, expected)
-    before = variables.params.head["blocks_0"]["Dense_0"]["kernel"]
-    after = got.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
-    assert np.abs(after - before).max() > 1e-3
-    # What the server holds is means of what is seen, and of real examples only.
-    for client, size in enumerate(SIZES):
-        counts = np.array([-(-size // 2), size // 2])
-        total = np.zeros((6, 6, 3))
-        for row in federations.rows_of(painted, client):
-            total += np.asarray(rendered.data.x, float)[row]
-        mean = np.asarray(got.side.x[client])
-        np.testing.assert_allclose(np.tensordot(counts, mean, 1), total, atol=1e-4)
+    message = averaging.Message((), side.send(start))
+    found = side.upload(Visit(message, (), shard, zero, zero, key), None)
+    np.testing.assert_allclose(found.x, [[np.mean(np.arange(6) ** 2)]], rtol=1e-6)

@@ -84,9 +84,3 @@ def test_each_exchange_and_each_type_counts() -> None:
     )
     expected = (communication.Traffic(10, 2 * 3 * 4 + 10), communication.Traffic(3, 2))
     assert traffic(algorithm, {"codes": jnp.zeros(10, jnp.uint8)}) == expected
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3, 5)])
-def test_size_is_in_bytes(shape: tuple[int, ...]) -> None:
-    array = jnp.zeros(shape, jnp.bfloat16)
-    assert communication.size({"x": array, "y": array}) == 2 * array.nbytes

@@ -210,23 +210,6 @@ def test_nothing_is_predicted_if_it_is_not_needed(personal: bool) -> None:
         assert len(looked) == expected_looks
 
 
-@pytest.mark.parametrize(("personal", "most"), [(False, 512), (True, 128)])
-def test_a_personal_model_sees_smaller_batches(personal: bool, most: int) -> None:
-    lengths: list[int] = []
-
-    def watched(server: Tree, own: Tree, x: Tree) -> Array:
-        lengths.append(len(x))
-        return predict(server, own, x)
-
-    watching = algorithm(personal)._replace(predict=watched)
-    for asked in (512, 100):
-        lengths.clear()
-        jax.eval_shape(
-            lambda size=asked: evaluation.evaluate(watching, state(), FEDERATION, batch_size=size)
-        )
-        assert set(lengths) == {min(asked, most)}
-
-
 def within(outputs: Array, y: Array, mask: Array) -> Array:
     """The share of the real examples whose prediction is close."""
     close = jnp.abs(outputs - y).max(1) < 1

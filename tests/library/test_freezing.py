@@ -102,21 +102,6 @@ def test_a_trained_head_is_a_network_on_the_features_of_the_body() -> None:
     assert_close(got, expected.server.variables.params.head)
 
 
-def test_players_of_a_game_have_the_trained_part_of_their_heads() -> None:
-    """Each player draws its own head, of which the frozen part is that of the given network."""
-    model, variables = federations.mlp(), initial(federations.mlp())
-    algorithm = freezing.train_only(
-        lambda m: fl_games.fl_games(m, decaying()), model, ("body", "head/*/bias")
-    )
-    server = trained(algorithm, variables).server
-    moved = jax.tree.leaves(server.wrapped.players.params)
-    assert [leaf.shape[1:] for leaf in moved] == [(federations.NUM_CLASSES,)]
-    assert_same_bits(
-        jax.tree.leaves(server.frozen.params.head),
-        [leaf for leaf in jax.tree.leaves(variables.params.head) if leaf.ndim == 2],
-    )
-
-
 @pytest.mark.parametrize(
     "of",
     [

@@ -366,21 +366,3 @@ def test_a_step_may_see_the_momentum_and_carry_something_on(make: Callable[..., 
     # Before step t the momentum is 1 + 1/2 + ... of t - 1 terms.
     before = [sum(2 - 2 * 0.5**t for t in range(count)) for count in trained.num_steps]
     assert_close(total, np.float32(before))
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (local.epochs, {"batch_size": 2}),
-        (local.epochs, {"batch_size": 2, "num_batches": 1}),
-        (local.steps, {"batch_size": 2, "num_steps": 1}),
-        (local.full_batch, {"capacity": 2}),
-    ],
-)
-def test_the_momentum_is_recorded(make: Callable[..., Work], settings: dict[str, int]) -> None:
-    """Of another optimizer nothing is known."""
-    work = make(optax.sgd(0.1, 0.9), momentum=0.9, **settings)
-    assert work.momentum == 0.9
-    assert make(optax.sgd(0.1), **settings).momentum is None
-    assert work.with_optimizer is not None
-    assert work.with_optimizer(lambda optimizer: optimizer).momentum is None

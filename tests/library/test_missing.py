@@ -207,16 +207,6 @@ def test_only_those_stand_in_who_would_attend_in_exchanges_that_allow_it() -> No
     assert optax.tree.norm(optax.tree.sub(got.server.wrapped, skipped.server)) > 1e-3
 
 
-def test_the_wrapper_serves_as_the_algorithm_does() -> None:
-    made = algorithm()
-    state = start(made)
-    x = held().data.x
-    alone = algorithm("skip")
-    assert_equal(made.predict(state.server, (), x), alone.predict(state.server.wrapped, (), x))
-    assert made.personal == alone.personal
-    assert missing.RULES["skip"](alone) is alone
-
-
 @pytest.mark.parametrize("name", ["fedavg", "exit_strategy"])
 def test_a_blank_has_the_shapes_of_an_upload(name: str) -> None:
     config, federation = tiny.TABLE[name][0], tiny.federation()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from federations import assert_equal
 from fedjax_inv import permutation
 from fedjax_inv.permutation import Permutation
 from fedjax_inv.types import Array
@@ -88,34 +87,6 @@ def test_epochs_and_clients_are_independent(drawn: Permutation, size: int) -> No
         of_one = image[:, :, position]
         assert_uniform(of_one, size**2)  # two epochs of one client
         assert_uniform(of_one[:, 0].reshape(-1, 2), size**2)  # two clients in one epoch
-
-
-def test_tagged_examples_are_anywhere_together(drawn: Permutation) -> None:
-    # Examples 0..3 of 8 are tagged: every four of the eight positions are theirs equally often.
-    image = np.asarray(images(drawn, jnp.arange(8), 8))
-    assert_uniform((image < 4) @ 2 ** np.arange(8), 70)
-
-
-def test_minibatches_in_a_loop_are_the_order() -> None:
-    sizes, batch = jnp.array([0, 1, 5, 12]), 4
-
-    def in_batches(key: Array, size: Array) -> Array:
-        constants = permutation.draw(key)
-
-        def step(index: Array, order: Array) -> Array:
-            start = index * batch
-            image = permutation.at(constants, start + jnp.arange(batch), size)
-            return jax.lax.dynamic_update_slice(order, image, (start,))
-
-        return jax.lax.fori_loop(0, 3, step, jnp.full(12, -1))
-
-    keys = jax.random.split(jax.random.key(2), len(sizes))
-    order = jax.jit(jax.vmap(in_batches))(keys, sizes)
-    assert order.dtype == jnp.int32
-    at_once = jax.jit(permutation.at)
-    for client, size in enumerate(sizes):
-        alone = at_once(permutation.draw(keys[client]), jnp.arange(12), size)
-        assert_equal(order[client], alone)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 1_000_000, 2**31 - 1])

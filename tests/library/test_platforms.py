@@ -59,12 +59,5 @@ def test_products_and_their_derivatives_have_the_precision_of_the_context(
         assert found.total() >= 3
 
 
-def test_an_explicit_precision_remains() -> None:
-    def product(x: Array, kernel: Array) -> Array:
-        return jnp.matmul(x[0, 0], kernel[0, 0], precision="highest")
-
-    assert precisions(product, "tpu", "default") == {"HIGHEST": 1}
-
-
 def test_a_cpu_knows_no_precision() -> None:
     assert set(precisions(curvature("canonical"), "cpu", "highest")) == {"DEFAULT"}

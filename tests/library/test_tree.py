@@ -34,19 +34,6 @@ def test_take_and_put_follow_numpy(length: int, platform: str) -> None:
     assert tree.put((), index, ()) == ()
 
 
-def test_on_an_accelerator_nothing_is_scattered_where_all_entries_may_be_written() -> None:
-    values, index = a_tree(np.random.default_rng(0), 3), np.arange(3)
-
-    def scatters(length: int, platform: str) -> int:
-        old = a_tree(np.random.default_rng(0), length)
-        with platforms.traced_for(platform):
-            return str(jax.make_jaxpr(lambda *args: tree.put(*args))(old, index, values)).count(
-                "scatter["
-            )
-
-    assert [scatters(3, "cpu"), scatters(4, "gpu"), scatters(3, "gpu")] == [2, 2, 0]
-
-
 @pytest.mark.parametrize("length", [1, 4])
 def test_weighted_sum_is_a_loop(length: int) -> None:
     rng, weighted_sum = np.random.default_rng(length), jax.jit(tree.weighted_sum)
