@@ -22,7 +22,9 @@ real examples.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -30,7 +32,6 @@ import optax
 from fedjax_inv import averages, averaging, checks, objectives, platforms, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.averages import chunk_means as chunk_means
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -48,11 +49,7 @@ from fedjax_inv.types import (
     Work,
 )
 
-_WEIGHTS = "positive_weight", "negative_weight"
 FACTS = Facts(needs_classes=True)
-
-STATISTICS = ("examples", "all")
-
 # Added to variances. A factor with a standard deviation below 1e-4 counts as constant, as the
 # gradient of its correlation grows with the inverse of the deviation.
 _EPSILON = 1e-8
@@ -66,25 +63,14 @@ def factor_scores(decode_true_logit: Callable[[Array], Array], factors: Array) -
     Args:
       decode_true_logit: factors [B, ..., F] -> logits [B], each example by itself.
       factors: [B, ..., F].
-
-    Raises:
-      UsageError: for other outputs of the function, and for factors that are not [B, ..., F] in
-        floating point.
     """
-    checks.function("decode_true_logit", decode_true_logit, "factors")
-    checks.array("factors", factors)
-    if factors.ndim < 2 or not jnp.issubdtype(factors.dtype, jnp.floating):
-        raise UsageError("factors", factors, "must be [B, ..., F] in floating point")
-    if jax.eval_shape(decode_true_logit, factors).shape != jnp.shape(factors)[:1]:
-        found = jax.eval_shape(decode_true_logit, factors).shape
-        raise UsageError("decode_true_logit", ..., f"returns {found}, must return logits [B]")
+    chex.assert_type(factors, float)
     gradient = jax.grad(lambda factors: decode_true_logit(factors).sum())(factors)
     return averaging.embedding(gradient)
 
 
 def default_top_k(num_factors: int) -> int:
     """Return three eighths of the factors, at least 1; 24 of 64 are best in the paper's Table 5."""
-    checks.integer("num_factors", num_factors, 1)
     return max(3 * num_factors // 8, 1)
 
 
@@ -106,15 +92,8 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
     Args:
       scores: [B, F].
       top_k: how many factors, in 0..F.
-
-    Raises:
-      UsageError: for scores of another rank, and another top_k.
     """
-    checks.array("scores", scores)
-    if jnp.ndim(scores) != 2:
-        raise UsageError("scores", scores, "must be [B, F]")
-    checks.integer("top_k", top_k, 0, scores.shape[1], ", as many as there are factors")
-
+    chex.assert_rank(scores, 2)
     index = jnp.arange(scores.shape[1])
     if platforms.on_cpu():  # 4 to 15 times as fast as two of XLA's top_k, of 64 to 390 factors
         order = _as_integers(scores)
@@ -137,18 +116,9 @@ def replaced(factors: Array, average: Array, which: Array) -> Array:
       factors: [B, ..., F].
       average: the factors that replace them [B, ..., F].
       which: [B, F] bool, the factors to replace.
-
-    Raises:
-      UsageError: for other shapes, and if `which` is not of booleans.
     """
-    for name, each in (("factors", factors), ("average", average), ("which", which)):
-        checks.array(name, each)
-    if factors.ndim < 2:
-        raise UsageError("factors", factors, "must be [B, ..., F]")
-    checks.same_shapes(factors=factors, average=average)
-    if which.shape != (factors.shape[0], factors.shape[-1]) or which.dtype != bool:
-        text = f"must be bool [{factors.shape[0]}, {factors.shape[-1]}]"
-        raise UsageError("which", which, text)
+    chex.assert_equal_shape([factors, average])
+    chex.assert_shape(which, (factors.shape[0], factors.shape[-1]))
     which = which.reshape(which.shape[0], *(1,) * (factors.ndim - 2), which.shape[1])
     return jnp.where(which, average, factors)
 
@@ -161,17 +131,8 @@ def counterfactual_labels(labels: Array, average: Array, top_k: int, num_factors
       average: labels of the averages [B, K].
       top_k: how many factors are replaced.
       num_factors: F.
-
-    Raises:
-      UsageError: for counts out of range, and for other shapes.
     """
-    checks.array("labels", labels)
-    checks.array("average", average)
-    checks.same_shapes(labels=labels, average=average)
-    if labels.ndim != 2:
-        raise UsageError("labels", labels, "must be [B, K]")
-    checks.integer("num_factors", num_factors)
-    checks.integer("top_k", top_k, 0, num_factors)
+    chex.assert_equal_shape([labels, average])
     share = top_k / num_factors
     return share * average + (1 - share) * labels
 
@@ -186,16 +147,9 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
       factors: [B, F].
       mask: [B] bool, which examples are real. With fewer than three the result is 0, as any two
         examples correlate.
-
-    Raises:
-      UsageError: for other shapes, and if the mask is not of booleans.
     """
-    checks.array("factors", factors)
-    checks.array("mask", mask)
-    if factors.ndim != 2:
-        raise UsageError("factors", factors, "must be [B, F]")
-    if mask.shape != factors.shape[:1] or mask.dtype != bool:
-        raise UsageError("mask", mask, f"must be bool [{len(factors)}]")
+    chex.assert_rank(factors, 2)
+    chex.assert_shape(mask, factors.shape[:1])
     num_factors, count = factors.shape[1], mask.sum()
     real, factors = mask[:, None], tree.wide(factors)
     number = jnp.maximum(count, 1).astype(factors.dtype)
@@ -206,6 +160,113 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
     correlation = jnp.matmul(units.T, units, precision="highest") / number
     pairs = jnp.triu(jnp.abs(correlation), 1).sum() / max(num_factors * (num_factors - 1) // 2, 1)
     return jnp.where(count >= 3, pairs, 0)
+
+
+class _Settings(NamedTuple):
+    """The arguments of `fedcfa` for a local step."""
+
+    top_k: int | None
+    swaps: dict[str, float | Array]  # by kind of counterfactuals its weight; none is known to be 0
+    decorrelation_weight: float | Array
+    detach: bool
+    statistics: str
+
+
+def _gradient(model: Model, chosen: _Settings, visit: Visit) -> GradFn:
+    """The gradient of a client's local steps."""
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        body_key, head_key = jax.random.split(key)
+        mask, stats = batch.mask, variables.stats
+
+        def objective(params: Halves) -> tuple[Array, tuple[Halves, Metrics]]:
+            factors, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
+            logits, head = model.decode(params.head, stats.head, factors, mask, True, head_key)
+            total = objectives.cross_entropy(logits, batch.y, mask)
+            metrics, moved = {"loss": total}, Halves(body, head)
+            if chosen.swaps:
+                losses, moved = _counterfactual_losses(
+                    model, chosen, visit, params, moved, batch, factors, jax.random.fold_in(key, 1)
+                )
+                total += sum(weight * losses[name] for name, weight in chosen.swaps.items())
+                metrics |= {f"{name}_loss": value for name, value in losses.items()}
+            if not checks.is_known_zero(chosen.decorrelation_weight):
+                correlation = factor_decorrelation(averaging.embedding(factors), mask)
+                total += chosen.decorrelation_weight * correlation
+                metrics["correlation"] = correlation
+            return total, (moved, metrics)
+
+        grads, (moved, metrics) = jax.grad(objective, has_aux=True)(variables.params)
+        return Step(grads, moved, metrics)
+
+    return grad_fn
+
+
+def _counterfactual_losses(
+    model: Model,
+    chosen: _Settings,
+    visit: Visit,
+    params: Halves,
+    stats: Halves,
+    batch: Batch,
+    factors: Array,
+    key: Array,
+) -> tuple[Metrics, Halves]:
+    """The mean loss of the head on each kind of counterfactuals, and new statistics.
+
+    Without averages the losses are 0 and the statistics stay.
+
+    stats: behind the batch. factors: [B, ..., F] of the batch.
+    """
+    draw_key, body_key, *head_keys = jax.random.split(key, 2 + len(chosen.swaps))
+    average_x, average_y = averages.draw(visit.message.side, draw_key, len(batch.mask))
+    average, body = model.encode(params.body, stats.body, average_x, batch.mask, True, body_key)
+    by_kind = _replacements(model, chosen.top_k, visit, batch, factors, average_y)
+    kinds = [by_kind[name] for name in chosen.swaps]
+    if chosen.detach:
+        factors, average = jax.lax.stop_gradient((factors, average))
+    some = visit.message.side.real.any()
+
+    def loss(which: Array, labels: Array, key: Array, head: Tree) -> tuple[Array, Tree]:
+        # Without averages replace nothing, or the 0 would hide a NaN.
+        counterfactual = replaced(factors, average, which & some)
+        logits, head = model.decode(params.head, head, counterfactual, batch.mask, True, key)
+        return objectives.soft_cross_entropy(logits, labels, batch.mask), head
+
+    if chosen.statistics == "all":
+        moved, values = Halves(body, stats.head), []
+        for kind, head_key in zip(kinds, head_keys, strict=True):
+            value, head = loss(*kind, head_key, moved.head)
+            moved = moved._replace(head=head)
+            values.append(value)
+        losses = jnp.stack(values)
+        stats = jax.tree.map(partial(jnp.where, some), moved, stats)
+    else:
+        which, soft = (jnp.stack(parts) for parts in zip(*kinds, strict=True))
+        of_each = jax.vmap(loss, (0, 0, 0, None))  # both in one pass of the head
+        losses, _ = of_each(which, soft, jnp.stack(head_keys), stats.head)
+    return dict(zip(chosen.swaps, jnp.where(some, losses, 0), strict=True)), stats
+
+
+def _replacements(
+    model: Model, top_k: int | None, visit: Visit, batch: Batch, factors: Array, average_y: Array
+) -> dict[str, tuple[Array, Array]]:
+    """By kind of counterfactuals the factors to replace [B, F] and the labels [B, K]."""
+    params, stats = visit.message.variables
+
+    def true_logit(factors: Array) -> Array:
+        logits, _ = model.decode(params.head, stats.head, factors, batch.mask, False)
+        # By mask, as the gradient of an index is a scatter.
+        is_true = batch.y[:, None] == jnp.arange(logits.shape[1])
+        return jnp.where(is_true, logits, 0).sum(1)
+
+    scores = factor_scores(true_logit, jax.lax.stop_gradient(factors))
+    num_factors = scores.shape[1]
+    num_replaced = default_top_k(num_factors) if top_k is None else top_k
+    low, high = split_factors(scores, num_replaced)
+    labels = jax.nn.one_hot(batch.y, average_y.shape[1])
+    mixed = counterfactual_labels(labels, average_y, num_replaced, num_factors)
+    return {"positive": (low, labels), "negative": (high, mixed)}
 
 
 def fedcfa(
@@ -249,131 +310,27 @@ def fedcfa(
         inputs that are neither 8-bit images nor in floating point.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range; before the first round for a top_k above the number of
-        factors, and for inputs that cannot be averaged.
     """
-    checks.boolean("detach", detach)
-    checks.one_of("statistics", statistics, STATISTICS)
-    if top_k is not None:
-        checks.integer("top_k", top_k, 0)
+    checks.one_of("statistics", statistics, ("examples", "all"))
     weights = {"positive": positive_weight, "negative": negative_weight}
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not checks.is_known_zero(weight)}
+    chosen = _Settings(top_k, swaps, decorrelation_weight, detach, statistics)
     side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
-
-    def check_factors(setup: Setup) -> None:
-        params, stats = setup.variables
-
-        def encoded(x: Tree) -> Array:
-            return model.encode(params.body, stats.body, x, jnp.ones(1, bool), False)[0]
-
-        factors = jax.eval_shape(encoded, setup.sample)
-        if getattr(factors, "ndim", 0) < 2:
-            found = jax.tree.map(jnp.shape, factors)
-            raise UsageError(
-                "model", ..., f"its body puts out {found}, must put out factors [B, ..., F]"
-            )
-        if top_k is not None:
-            checks.integer(
-                "top_k", top_k, 0, factors.shape[-1], ", as many as the body has factors"
-            )
-
-    def counterfactual_losses(
-        visit: Visit, params: Halves, stats: Halves, batch: Batch, factors: Array, key: Array
-    ) -> tuple[Metrics, Halves]:
-        """Return (the mean loss of the head on each kind of counterfactuals, new statistics).
-
-        Without averages the losses are 0 and the statistics stay.
-
-        stats: behind the batch. factors: [B, ..., F] of the batch.
-        """
-        received, pool = visit.message.variables, visit.message.side
-        draw_key, body_key, *head_keys = jax.random.split(key, 2 + len(swaps))
-        average_x, average_y = averages.draw(pool, draw_key, len(batch.mask))
-        average, body = model.encode(params.body, stats.body, average_x, batch.mask, True, body_key)
-
-        def true_logit(factors: Array) -> Array:
-            logits, _ = model.decode(
-                received.params.head, received.stats.head, factors, batch.mask, False
-            )
-            # By mask, as the gradient of an index is a scatter.
-            is_true = batch.y[:, None] == jnp.arange(logits.shape[1])
-            return jnp.where(is_true, logits, 0).sum(1)
-
-        scores = factor_scores(true_logit, jax.lax.stop_gradient(factors))
-        num_factors = scores.shape[1]
-        num_replaced = default_top_k(num_factors) if top_k is None else top_k
-        low, high = split_factors(scores, num_replaced)
-        labels = jax.nn.one_hot(batch.y, average_y.shape[1])
-        mixed = counterfactual_labels(labels, average_y, num_replaced, num_factors)
-        kinds = {"positive": (low, labels), "negative": (high, mixed)}
-        if detach:
-            factors, average = jax.lax.stop_gradient((factors, average))
-
-        some = pool.real.any()
-
-        def loss(which: Array, labels: Array, key: Array, head: Tree) -> tuple[Array, Tree]:
-            # Without averages replace nothing, or the 0 would hide a NaN.
-            counterfactual = replaced(factors, average, which & some)
-            logits, head = model.decode(params.head, head, counterfactual, batch.mask, True, key)
-            return objectives.soft_cross_entropy(logits, labels, batch.mask), head
-
-        if statistics == "all":
-            moved, values = Halves(body, stats.head), []
-            for name, head_key in zip(swaps, head_keys, strict=True):
-                value, head = loss(*kinds[name], head_key, moved.head)
-                moved = moved._replace(head=head)
-                values.append(value)
-            losses = jnp.stack(values)
-            stats = jax.tree.map(partial(jnp.where, some), moved, stats)
-        else:
-            which, soft = (jnp.stack(parts) for parts in zip(*map(kinds.get, swaps), strict=True))
-            of_each = jax.vmap(loss, (0, 0, 0, None))  # both in one pass of the head
-            losses, _ = of_each(which, soft, jnp.stack(head_keys), stats.head)
-        return dict(zip(swaps, jnp.where(some, losses, 0), strict=True)), stats
-
-    def gradient_from(visit: Visit) -> GradFn:
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            body_key, head_key = jax.random.split(key)
-            mask, stats = batch.mask, variables.stats
-
-            def objective(params: Halves) -> tuple[Array, tuple[Halves, Metrics]]:
-                factors, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
-                logits, head = model.decode(params.head, stats.head, factors, mask, True, head_key)
-                total = objectives.cross_entropy(logits, batch.y, mask)
-                metrics, moved = {"loss": total}, Halves(body, head)
-                if swaps:
-                    swap_key = jax.random.fold_in(key, 1)
-                    losses, moved = counterfactual_losses(
-                        visit, params, moved, batch, factors, swap_key
-                    )
-                    total += sum(swaps[name] * losses[name] for name in swaps)
-                    metrics |= {f"{name}_loss": value for name, value in losses.items()}
-                if not checks.is_known_zero(decorrelation_weight):
-                    correlation = factor_decorrelation(averaging.embedding(factors), mask)
-                    total += decorrelation_weight * correlation
-                    metrics["correlation"] = correlation
-                return total, (moved, metrics)
-
-            grads, (moved, metrics) = jax.grad(objective, has_aux=True)(variables.params)
-            return Step(grads, moved, metrics)
-
-        return grad_fn
-
     training = averaging.averaging(
         model,
         work,
-        gradient_from,
+        partial(_gradient, model, chosen),
         server_optimizer=server_optimizer,
         weighting=weighting,
         side=side if swaps else None,
     )
 
     def init_server(setup: Setup) -> Tree:
-        check_factors(setup)
+        if top_k is not None:
+            factors, _ = averaging.output_shapes(model, setup)
+            checks.integer("top_k", top_k, 0, factors.shape[-1])
         return training.init_server(setup)
 
     return training._replace(init_server=init_server)

@@ -13,6 +13,9 @@ classifier's gradient is uploaded; in the second one G is sent beside the networ
 uploaded.
 """
 
+from functools import partial
+
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -31,7 +34,6 @@ from fedjax_inv.types import (
     Loss,
     Model,
     Reply,
-    Slots,
     Step,
     Tree,
     Variables,
@@ -49,12 +51,63 @@ def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
     Args:
       classifier_grads: a tree of gradients.
       mean_grads: a tree of the same shapes.
-
-    Raises:
-      UsageError: for trees of different shapes.
     """
-    checks.same_shapes(classifier_grads=classifier_grads, mean_grads=mean_grads)
+    chex.assert_trees_all_equal_shapes(classifier_grads, mean_grads)
     return optax.tree.norm(optax.tree.sub(classifier_grads, mean_grads), squared=True)
+
+
+def _with_classifier_grads(
+    model: Model, loss: Loss, params: Halves, stats: Halves, batch: Batch, key: Array
+) -> tuple[Array, Halves, Tree]:
+    """Return (R, changed stats, the gradient of R by the head) on a batch."""
+
+    def risk(head: Tree) -> tuple[Array, Halves]:
+        return averaging.risk(model, loss, params._replace(head=head), stats, batch, key)
+
+    (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(params.head)
+    return value, stats, grads
+
+
+def _mean_gradient(model: Model, loss: Loss, decay: float | Array, batch_size: int) -> Exchange:
+    """The first exchange: G moves towards the mean gradient at the network."""
+
+    def num_batches(size: Array) -> Array:
+        return (-(-size // batch_size)).astype(jnp.float32)
+
+    def client(visit: Visit) -> Reply:
+        def of_batch(batch: Batch) -> Tree:
+            # One key for all batches, as a fold does not number them.
+            return _with_classifier_grads(model, loss, *visit.message, batch, visit.key)[2]
+
+        total = local.fold(visit.shard, of_batch, batch_size=batch_size)
+        count = jnp.maximum(num_batches(visit.shard.size), 1)
+        mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
+        return Reply(visit.own, mean, {})
+
+    def update(server: servers.Server, mean: Tree, cohort: Cohort) -> servers.Server:
+        del cohort
+        moved = jax.tree.map(lambda g, now: decay * g + (1 - decay) * now, server.side, mean)
+        return server._replace(side=moved)
+
+    by_batches = aggregators.mean(lambda slots: num_batches(slots.size))
+    return Exchange(lambda server: server.variables, client, by_batches, update)
+
+
+def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) -> GradFn:
+    """The gradient of a client's local steps."""
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        stats = variables.stats
+
+        def objective(params: Halves) -> tuple[Array, tuple[Array, Halves, Array]]:
+            value, after, grads = _with_classifier_grads(model, loss, params, stats, batch, key)
+            distance = alignment(grads, visit.message.side)
+            return value + penalty * distance, (value, after, distance)
+
+        grads, (value, after, distance) = jax.grad(objective, has_aux=True)(variables.params)
+        return Step(grads, after, {"loss": value, "alignment": distance})
+
+    return grad_fn
 
 
 def fediir(
@@ -83,77 +136,15 @@ def fediir(
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients in the mean of networks, "uniform" (as in the release) or
         "size"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range; from `init_server`, if no parameter of the head is
-        trained.
     """
-    checks.record("model", model, Model)
-    checks.function("loss", loss)
     checks.real("penalty", penalty)
     checks.real("decay", decay, 0, 1)
     checks.integer("gradient_batch_size", gradient_batch_size)
 
-    def with_classifier_grads(
-        params: Halves, stats: Halves, batch: Batch, key: Array
-    ) -> tuple[Array, Halves, Tree]:
-        """Return (R, changed stats, the gradient of R by the head) on a batch."""
-
-        def risk(head: Tree) -> tuple[Array, Halves]:
-            return averaging.risk(model, loss, params._replace(head=head), stats, batch, key)
-
-        (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(params.head)
-        return value, stats, grads
-
-    def num_batches(size: Array) -> Array:
-        return (-(-size // gradient_batch_size)).astype(jnp.float32)
-
-    def by_batches(slots: Slots) -> Array:
-        return num_batches(slots.size)
-
-    def mean_gradient() -> Exchange:
-        """The first exchange: G moves towards the mean gradient at the network."""
-
-        def client(visit: Visit) -> Reply:
-            params, stats = visit.message
-
-            def of_batch(batch: Batch) -> Tree:
-                # One key for all batches, as a fold does not number them.
-                return with_classifier_grads(params, stats, batch, visit.key)[2]
-
-            total = local.fold(visit.shard, of_batch, batch_size=gradient_batch_size)
-            count = jnp.maximum(num_batches(visit.shard.size), 1)
-            mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-            return Reply(visit.own, mean, {})
-
-        def update(server: servers.Server, mean: Tree, cohort: Cohort) -> servers.Server:
-            del cohort
-            return server._replace(
-                side=jax.tree.map(lambda g, now: decay * g + (1 - decay) * now, server.side, mean)
-            )
-
-        return Exchange(
-            lambda server: server.variables, client, aggregators.mean(by_batches), update
-        )
-
-    def gradient_from(visit: Visit) -> GradFn:
-        mean_grads = visit.message.side
-
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            def objective(params: Halves) -> tuple[Array, tuple[Array, Halves, Array]]:
-                value, stats, grads = with_classifier_grads(params, variables.stats, batch, key)
-                distance = alignment(grads, mean_grads)
-                return value + penalty * distance, (value, stats, distance)
-
-            grads, (value, stats, distance) = jax.grad(objective, has_aux=True)(variables.params)
-            return Step(grads, stats, {"loss": value, "alignment": distance})
-
-        return grad_fn
-
     training = averaging.averaging(
         model,
         work,
-        gradient_from,
+        partial(_gradient, model, loss, penalty),
         server_optimizer=server_optimizer,
         weighting=weighting,
         side=averaging.SideState(
@@ -162,4 +153,5 @@ def fediir(
             update=lambda mean_grads, nothing, delta: mean_grads,
         ),
     )
-    return needing_head(training)._replace(exchanges=(mean_gradient(), *training.exchanges))
+    first = _mean_gradient(model, loss, decay, gradient_batch_size)
+    return needing_head(training)._replace(exchanges=(first, *training.exchanges))

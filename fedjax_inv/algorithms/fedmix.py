@@ -16,15 +16,16 @@ rendered images.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averages, averaging, checks, models, objectives, servers, tree
 from fedjax_inv.averages import Averages
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -70,17 +71,9 @@ def mixed_loss(
       mean_y: its target [K].
       ratio: l, in [0, 1].
       has_aux: whether loss_fn and this function return a pair.
-
-    Raises:
-      UsageError: for another ratio, other shapes, inputs that are not in floating point, and a
-        loss that is no scalar.
     """
-    checks.real("ratio", ratio, 0, 1)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise UsageError("x", x, "must be in floating point to mix")
-    for name, mean, batch in (("mean_x", mean_x, x), ("mean_y", mean_y, y)):
-        if mean.shape != batch.shape[1:]:
-            raise UsageError(name, mean, f"must have the shape of one example, {batch.shape[1:]}")
+    chex.assert_type(x, float)
+    chex.assert_shape([mean_x, mean_y], [x.shape[1:], y.shape[1:]])
     targets = jnp.stack([y, jnp.broadcast_to(mean_y, y.shape)])
 
     def losses(mixed: Array) -> tuple[Any, Tree]:
@@ -95,11 +88,82 @@ def mixed_loss(
         (jnp.broadcast_to(mean_x, x.shape).astype(x.dtype),),
         has_aux=True,
     )
-    if jnp.shape(own):  # the losses of a batch, or a pair without has_aux
-        text = "must return a scalar, or with has_aux=True (a scalar, aux)"
-        raise UsageError("loss_fn", ..., text)
+    chex.assert_rank(own, 0)
     value = (1 - ratio) * own + ratio * other + ratio * (1 - ratio) * slope
     return (value, aux) if has_aux else value
+
+
+def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> Exchange:
+    """The first exchange: clients that have not sent their means yet send them."""
+
+    def client(visit: Visit) -> Reply:
+        means = averages.of_shard(
+            visit.shard,
+            visit.key,
+            num_classes=visit.message.shape[0],
+            rows=rows,
+            length=-(-visit.shard.size // rows),
+            batch_size=_BATCH_SIZE,
+            mixable=mixed_inputs,
+        )
+        return Reply(visit.own, means, {})
+
+    def update(server: servers.Server, sent: aggregators.Stack, cohort: Cohort) -> Tree:
+        del cohort
+        who = jnp.where(sent.present, sent.who, server.side.real.shape[0])
+        return server._replace(side=tree.put(server.side, who, sent.values))
+
+    return Exchange(
+        lambda server: jnp.zeros_like(server.side.y[0, 0]),  # [K], for its length
+        client,
+        aggregators.stacked(),
+        update,
+        attends=lambda server, who, round: ~server.side.real[who].any(),
+    )
+
+
+def _all_rows(means: Averages) -> Averages:
+    """The rows of all clients [C * rows], the real ones first."""
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), means)
+    # By counting, as a sort is slow on accelerators.
+    index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
+    place = jnp.where(flat.real, real - 1, real[-1] + index - real)
+    return tree.put(optax.tree.zeros_like(flat), place, flat)
+
+
+def _gradient(
+    model: Model,
+    mixed_inputs: Callable[[Tree], Array],
+    loss: Loss,
+    ratio: float | Array,
+    visit: Visit,
+) -> GradFn:
+    """The gradient of a client's local steps."""
+    means = visit.message.side
+    num_columns = means.y.shape[1]
+    share = jnp.where(means.real.any(), ratio, 0)
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        mean_x, mean_y = tree.take(averages.draw(means, jax.random.fold_in(key, 1), 1), 0)
+        y = averages.columns(batch.y, num_columns)
+        if jnp.issubdtype(batch.y.dtype, jnp.integer):
+            # The loss of a label that is no class is NaN, as elsewhere.
+            is_class = (batch.y >= 0) & (batch.y < num_columns)
+            y = jnp.where(is_class[:, None], y, jnp.nan)
+
+        def objective(params: Halves) -> tuple[Array, Halves]:
+            def risk(x: Array, y: Array) -> tuple[Array, Halves]:
+                now = Variables(params, variables.stats)
+                outputs, stats = models.apply(model, now, x, batch.mask, True, key)
+                return loss(outputs, y, batch.mask), stats
+
+            x = mixed_inputs(batch.x)
+            return mixed_loss(risk, x, y, mean_x, mean_y, ratio=share, has_aux=True)
+
+        (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
+        return Step(grads, stats, {"loss": value})
+
+    return grad_fn
 
 
 def fedmix(
@@ -129,14 +193,7 @@ def fedmix(
         take means of targets, too.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range; before the first round for inputs without a mean, such as
-        words.
     """
-    checks.record("model", model, Model)
-    checks.function("mixable", mixable)
-    checks.function("loss", loss)
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)
 
@@ -146,9 +203,7 @@ def fedmix(
     def init(setup: Setup) -> Averages:
         """Return empty means, each leaf [C, rows, ...]."""
         x = jax.eval_shape(mixed_inputs, setup.sample)
-        outputs = jax.eval_shape(
-            lambda variables: models.predict(model, variables, setup.sample), setup.variables
-        )
+        _, outputs = averaging.output_shapes(model, setup)
         leading = (setup.num_clients, rows)
         return Averages(
             jnp.zeros((*leading, *x.shape[1:]), x.dtype),
@@ -156,77 +211,14 @@ def fedmix(
             jnp.zeros(leading, bool),
         )
 
-    def collection() -> Exchange:
-        """The first exchange: clients that have not sent their means yet send them."""
-
-        def client(visit: Visit) -> Reply:
-            means = averages.of_shard(
-                visit.shard,
-                visit.key,
-                num_classes=visit.message.shape[0],
-                rows=rows,
-                length=-(-visit.shard.size // rows),
-                batch_size=_BATCH_SIZE,
-                mixable=mixed_inputs,
-            )
-            return Reply(visit.own, means, {})
-
-        def update(server: servers.Server, sent: aggregators.Stack, cohort: Cohort) -> Tree:
-            del cohort
-            who = jnp.where(sent.present, sent.who, server.side.real.shape[0])
-            return server._replace(side=tree.put(server.side, who, sent.values))
-
-        return Exchange(
-            lambda server: jnp.zeros_like(server.side.y[0, 0]),  # [K], for its length
-            client,
-            aggregators.stacked(),
-            update,
-            attends=lambda server, who, round: ~server.side.real[who].any(),
-        )
-
-    def all_rows(means: Averages) -> Averages:
-        """The rows of all clients [C * rows], the real ones first."""
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), means)
-        # By counting, as a sort is slow on accelerators.
-        index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
-        place = jnp.where(flat.real, real - 1, real[-1] + index - real)
-        return tree.put(optax.tree.zeros_like(flat), place, flat)
-
-    def gradient_from(visit: Visit) -> GradFn:
-        means = visit.message.side
-        num_columns = means.y.shape[1]
-        share = jnp.where(means.real.any(), ratio, 0)
-
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            mean_x, mean_y = tree.take(averages.draw(means, jax.random.fold_in(key, 1), 1), 0)
-            y = averages.columns(batch.y, num_columns)
-            if jnp.issubdtype(batch.y.dtype, jnp.integer):
-                # The loss of a label that is no class is NaN, as elsewhere.
-                is_class = (batch.y >= 0) & (batch.y < num_columns)
-                y = jnp.where(is_class[:, None], y, jnp.nan)
-
-            def objective(params: Halves) -> tuple[Array, Halves]:
-                def risk(x: Array, y: Array) -> tuple[Array, Halves]:
-                    now = Variables(params, variables.stats)
-                    outputs, stats = models.apply(model, now, x, batch.mask, True, key)
-                    return loss(outputs, y, batch.mask), stats
-
-                x = mixed_inputs(batch.x)
-                return mixed_loss(risk, x, y, mean_x, mean_y, ratio=share, has_aux=True)
-
-            (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
-            return Step(grads, stats, {"loss": value})
-
-        return grad_fn
-
     training = averaging.averaging(
         model,
         work,
-        gradient_from,
+        partial(_gradient, model, mixed_inputs, loss, ratio),
         server_optimizer=server_optimizer,
         weighting=weighting,
         side=averaging.SideState(
-            init=init, send=all_rows, update=lambda means, nothing, delta: means
+            init=init, send=_all_rows, update=lambda means, nothing, delta: means
         ),
     )
-    return training._replace(exchanges=(collection(), *training.exchanges))
+    return training._replace(exchanges=(_collection(mixed_inputs, rows), *training.exchanges))

@@ -12,23 +12,24 @@ Learning" (NeurIPS). As in the authors' release, a step draws one z per example,
 and it starts at softplus(1), m_k at 0. We chose: the mean is the body's output itself, so that
 FedSR fits any network with a cut, and serves with the network of all other methods. E||z||^2 and KL
 are closed forms, summed over the features. The release has one dense layer for mean and deviation,
-takes ||z|| instead of its square, multiplies z in KL by a learned number, averages predictions over
-20 draws, and leaves m_k and s_k with each client; averaged, they draw all clients to the same
-Gaussians.
+takes ||z|| of the drawn z, multiplies z in KL by a learned number, averages predictions over 20
+draws, keeps the optimizer's momentum over rounds, weights clients alike (our default is by size),
+and leaves m_k and s_k with each client; averaged, they draw all clients to the same Gaussians.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, models, objectives, servers
+from fedjax_inv import averaging, checks, objectives, servers
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Batch,
     Facts,
+    GradFn,
     Halves,
     Loss,
     Metrics,
@@ -51,15 +52,8 @@ def squared_norm(mean: Array, deviation: Array) -> Array:
     Args:
       mean: [B, ...].
       deviation: [B, ...].
-
-    Raises:
-      UsageError: for other shapes.
     """
-    checks.array("mean", mean)
-    checks.array("deviation", deviation)
-    if not mean.ndim:
-        raise UsageError("mean", mean, "must be [B, ...]")
-    checks.same_shapes(mean=mean, deviation=deviation)
+    chex.assert_equal_shape([mean, deviation])
     return _summed(mean**2 + deviation**2)
 
 
@@ -71,17 +65,8 @@ def divergence(mean: Array, deviation: Array, to_mean: Array, to_deviation: Arra
       deviation: [B, ...], above 0, like `to_deviation`.
       to_mean: [B, ...].
       to_deviation: [B, ...].
-
-    Raises:
-      UsageError: for other shapes.
     """
-    checks.array("mean", mean)
-    checks.array("deviation", deviation)
-    checks.array("to_mean", to_mean)
-    checks.array("to_deviation", to_deviation)
-    if not mean.ndim:
-        raise UsageError("mean", mean, "must be [B, ...]")
-    checks.same_shapes(mean=mean, deviation=deviation, to_mean=to_mean, to_deviation=to_deviation)
+    chex.assert_equal_shape([mean, deviation, to_mean, to_deviation])
     ratio, apart = deviation / to_deviation, (mean - to_mean) / to_deviation
     return _summed((ratio**2 + apart**2 - 1) / 2 - jnp.log(ratio))
 
@@ -94,44 +79,25 @@ def _positive(raw: Array) -> Array:
     return jax.nn.softplus(raw) + _LEAST
 
 
-def fedsr(
-    model: Model,
-    work: Work,
-    *,
-    l2r: float | Array = 0.01,
-    cmi: float | Array = 0.001,
-    loss: Loss = objectives.cross_entropy,
-    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str | Weight = "size",
-) -> Algorithm:
-    """Return FedSR (Nguyen et al. 2022); the representation is the body's output.
+def _gaussians(model: Model, setup: Setup) -> Tree:
+    """The initial parameters of g, m and s."""
+    features, outputs = averaging.output_shapes(model, setup)
+    chex.assert_type(features, float)
+    # Parameters in bfloat16 would lose small steps.
+    width, dtype = features.shape[-1], jnp.promote_types(features.dtype, jnp.float32)
+    of_classes = (outputs.shape[-1], *features.shape[1:])
+    return {
+        "kernel": jax.nn.initializers.lecun_normal()(setup.key, (width, width), dtype),
+        "bias": jnp.zeros(width, dtype),
+        "mean": jnp.zeros(of_classes, dtype),
+        "raw_deviation": jnp.ones(of_classes, dtype),
+    }
 
-    It reports all terms, the last two without their weights as "squared_norm" and "divergence". The
-    default weights are those of the authors' release for PACS.
 
-    Args:
-      model: the network.
-      work: local training.
-      l2r: weight of the squared norm of the representation.
-      cmi: weight of its divergence from the Gaussian of the class, a bound of the conditional
-        mutual information of the representation and the input.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range; before the first round for targets that are no classes,
-        for a body without features [B, ..., D] in floating point, and for a head whose parameters
-        are no dict, as those of g, m and s are added to it.
-    """
-    checks.record("model", model, Model)
-    checks.function("loss", loss)
-    checks.real("l2r", l2r)
-    checks.real("cmi", cmi)
+def _gradient(model: Model, loss: Loss, l2r: float | Array, cmi: float | Array) -> GradFn:
+    """The gradient of a client's local steps."""
 
     def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-        if batch.y.ndim != 1 or jnp.issubdtype(batch.y.dtype, jnp.floating):
-            raise UsageError("y", ..., "must be classes, integers [B]")
         stats, mask = variables.stats, batch.mask
         # The first two keys are those of `models.apply`.
         body_key, head_key, noise_key = jax.random.split(key, 3)
@@ -164,6 +130,37 @@ def fedsr(
         grads, (after, metrics) = jax.grad(objective, has_aux=True)(variables.params)
         return Step(grads, after, metrics)
 
+    return grad_fn
+
+
+def fedsr(
+    model: Model,
+    work: Work,
+    *,
+    l2r: float | Array = 0.01,
+    cmi: float | Array = 0.001,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """Return FedSR (Nguyen et al. 2022); the representation is the body's output.
+
+    It reports all terms, the last two without their weights as "squared_norm" and "divergence". The
+    default weights are those of the authors' release for PACS.
+
+    Args:
+      model: the network.
+      work: local training.
+      l2r: weight of the squared norm of the representation.
+      cmi: weight of its divergence from the Gaussian of the class, a bound of the conditional
+        mutual information of the representation and the input.
+      loss: the objective of local training.
+      server_optimizer: the server's optimizer, on the mean delta.
+      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
+    """
+    checks.real("l2r", l2r)
+    checks.real("cmi", cmi)
+    grad_fn = _gradient(model, loss, l2r, cmi)
     training = averaging.averaging(
         model,
         work,
@@ -174,35 +171,8 @@ def fedsr(
 
     def init_server(setup: Setup) -> servers.Server:
         params, stats = setup.variables
-
-        def shapes(x: Tree) -> tuple[Array, Array]:
-            real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
-            features, _ = model.encode(params.body, stats.body, x, real, False)
-            return features, models.predict(model, setup.variables, x)
-
-        features, outputs = jax.eval_shape(shapes, setup.sample)
-        if not hasattr(features, "ndim"):
-            found = jax.tree.map(jnp.shape, features)
-            raise UsageError(
-                "model", ..., f"its body puts out {found}, must put out floats [B, ..., D]"
-            )
-        if features.ndim < 2 or not jnp.issubdtype(features.dtype, jnp.floating):
-            found = f"{features.dtype} {features.shape}"
-            raise UsageError(
-                "model", ..., f"its body puts out {found}, must put out floats [B, ..., D]"
-            )
-        if not hasattr(params.head, "keys") or _NAME in params.head:
-            raise UsageError("model", ..., f"its head must be a dict without {_NAME!r}")
-        # Parameters in bfloat16 would lose small steps.
-        width, dtype = features.shape[-1], jnp.promote_types(features.dtype, jnp.float32)
-        of_classes = (outputs.shape[-1], *features.shape[1:])
-        gaussians = {
-            "kernel": jax.nn.initializers.lecun_normal()(setup.key, (width, width), dtype),
-            "bias": jnp.zeros(width, dtype),
-            "mean": jnp.zeros(of_classes, dtype),
-            "raw_deviation": jnp.ones(of_classes, dtype),
-        }
-        variables = Variables(Halves(params.body, {**params.head, _NAME: gaussians}), stats)
+        head = {**params.head, _NAME: _gaussians(model, setup)}
+        variables = Variables(Halves(params.body, head), stats)
         return training.init_server(setup._replace(variables=variables))
 
     return training._replace(init_server=init_server)

@@ -14,7 +14,10 @@ is left out; a predictor enters the memory right after its update, so a current 
 twice; each player keeps its optimizer's state; phi's server optimizer is Adam; FAST takes the mean
 over a client's examples, not over its batches, as the last batch may be smaller; each player draws
 its own head, also where the network is given; a late player goes on from its head in the late
-broadcast; players respond to phi in evaluation mode, without dropout and augmentation.
+broadcast; players respond to phi in evaluation mode, without dropout and augmentation. IRM Games'
+release has Keras's Adam, whose epsilon acts otherwise; adds half of each player's logits, which is
+the mean of two players alone; and lets the players of a learned phi move from the last to the
+first, anew in each epoch.
 """
 
 from collections.abc import Callable
@@ -35,6 +38,7 @@ from fedjax_inv.types import (
     Cohort,
     Exchange,
     Facts,
+    GradFn,
     Halves,
     Local,
     Loss,
@@ -110,31 +114,12 @@ def response_logits(
         "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as the mean of its action
         and its memory, then 1 / m).
       plays: [P] bool, the opponents that count, m - 1 of them; None: all.
-
-    Raises:
-      UsageError: for another memory_mix, a memory_size outside 0..H, what is no array, and unless
-        opponents, memory, memory_size and plays are of the same opponents.
-      AssertionError: for logits of another rank, or of other B and K.
     """
-    for name, logits in (("own", own), ("opponents", opponents), ("memory", memory)):
-        checks.array(name, logits)
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)
+    chex.assert_equal_shape_prefix([opponents, memory], 1)
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     num_opponents, depth = memory.shape[:2]
-    if opponents.shape[0] != num_opponents:
-        text = f"must be [{num_opponents}, B, K] beside {{memory}}"
-        raise checks.UsageError("opponents", opponents, text, memory=("memory", memory))
-    if jnp.shape(memory_size) not in ((), (num_opponents,)):
-        text = f"must be [] or [{num_opponents}], for each opponent"
-        raise checks.UsageError("memory_size", memory_size, text)
-    if plays is not None:
-        checks.array("plays", plays)
-    if plays is not None and (plays.shape != (num_opponents,) or plays.dtype != bool):
-        text = f"must be bool [{num_opponents}], for each opponent"
-        raise checks.UsageError("plays", plays, text)
-    if checks.is_concrete(memory_size):
-        checks.integers("memory_size", memory_size, 0, depth, ndim=None, may_be_empty=True)
     counts = jnp.ones(num_opponents, bool) if plays is None else plays
     opponents = jnp.where(counts[:, None, None], opponents, 0)
     size = jnp.where(counts, jnp.broadcast_to(memory_size, num_opponents), 0)
@@ -185,17 +170,7 @@ def fl_games(
 
     Returns:
       The algorithm. It has no `network`: its players are served together.
-
-    Raises:
-      UsageError: for values out of range; from `init_server`, for a network whose head has no
-        trained parameter, which is a player's action.
     """
-    checks.record("model", model, Model)
-    checks.record("work", work, Work)
-    checks.function("loss", loss)
-    checks.boolean("learned", learned)
-    checks.boolean("fast", fast)
-    checks.function("body_optimizer", body_optimizer)
     checks.one_of("play", play, PLAYS)
     checks.integer("memory", memory, 0)
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
@@ -317,6 +292,39 @@ def _representation(
     return Exchange(broadcast, client, aggregators.mean(), update, attends)
 
 
+def _response_gradient(model: Model, loss: Loss, memory_mix: str, visit: Visit) -> GradFn:
+    """The gradient of a player's local steps, while its opponents are fixed."""
+    table: Table = visit.message
+    num_players = table.moves.shape[0]
+    others = (visit.shard.who + 1 + jnp.arange(num_players - 1)) % num_players
+    # The opponents' actions, current and past, [P, 1 + H, ...]: their logits are one product.
+    actions = jax.tree.map(
+        lambda now, past: jnp.concatenate([now[others, None], past[others]], 1),
+        table.players,
+        table.memory,
+    )
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        features, _ = model.encode(*table.body, batch.x, batch.mask, False)
+        # A barrier, or XLA merges the product of fixed parameters with that of trained ones, and
+        # copies them together in every step.
+        fixed = jax.lax.optimization_barrier(features)
+        theirs = jax.vmap(jax.vmap(lambda p: _logits(model, p, fixed, batch.mask)))(actions)
+        past = theirs[:, 1:]
+        memory_size = jnp.minimum(table.moves[others], past.shape[1])
+
+        def risk(head: Tree) -> tuple[Array, Tree]:
+            own, stats = model.decode(head, variables.stats.head, features, batch.mask, True, key)
+            together = own, theirs[:, 0], past, memory_size
+            logits = response_logits(*together, memory_mix=memory_mix, plays=table.plays[others])
+            return loss(logits, batch.y, batch.mask), stats
+
+        (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
+        return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
+
+    return grad_fn
+
+
 def _responses(
     model: Model, work: Work, loss: Loss, memory: int, memory_mix: str, attends: Attends
 ) -> Exchange:
@@ -326,47 +334,8 @@ def _responses(
         return Table(game.body, game.players, game.memory, game.moves, game.plays)
 
     def client(visit: Visit) -> Reply:
-        table: Table = visit.message
-        who = visit.shard.who
-        num_players = table.moves.shape[0]
-        others = (who + 1 + jnp.arange(num_players - 1)) % num_players
-        # The opponents' actions, current and past, [P, 1 + H, ...]: their logits are one product.
-        actions = jax.tree.map(
-            lambda now, past: jnp.concatenate([now[others, None], past[others]], 1),
-            table.players,
-            table.memory,
-        )
-        memory_size = jnp.minimum(table.moves[others], memory)
-
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            features, _ = model.encode(*table.body, batch.x, batch.mask, False)
-            # A barrier, or XLA merges the product of fixed parameters with that of trained ones,
-            # and copies them together in every step.
-            fixed = jax.lax.optimization_barrier(features)
-
-            def play_of(predictor: Predictor) -> Array:
-                return _logits(model, predictor, fixed, batch.mask)
-
-            theirs = jax.vmap(jax.vmap(play_of))(actions)
-
-            def risk(head: Tree) -> tuple[Array, Tree]:
-                logits, stats = model.decode(
-                    head, variables.stats.head, features, batch.mask, True, key
-                )
-                logits = response_logits(
-                    logits,
-                    theirs[:, 0],
-                    theirs[:, 1:],
-                    memory_size,
-                    memory_mix=memory_mix,
-                    plays=table.plays[others],
-                )
-                return loss(logits, batch.y, batch.mask), stats
-
-            (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
-            return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
-
-        start = Local(_alone(tree.take(table.players, who)), visit.own)
+        grad_fn = _response_gradient(model, loss, memory_mix, visit)
+        start = Local(_alone(tree.take(visit.message.players, visit.shard.who)), visit.own)
         trained = work.run(grad_fn, start, visit.shard, visit.key)
         end = trained.local.variables
         response = Predictor(end.params.head, end.stats.head)
@@ -385,10 +354,7 @@ def _responses(
             here = is_place.reshape(*is_place.shape, *[1] * (new.ndim - 1))
             return jnp.where(here, new[:, None], past)
 
-        return game._replace(
-            players=players,
-            memory=jax.tree.map(enter, game.memory, players),
-            moves=game.moves + moved,
-        )
+        past = jax.tree.map(enter, game.memory, players)
+        return game._replace(players=players, memory=past, moves=game.moves + moved)
 
     return Exchange(broadcast, client, aggregators.stacked(), update, attends)

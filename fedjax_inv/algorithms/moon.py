@@ -13,8 +13,10 @@ without augmentation. We changed: the classifier reads e(x) and not z, so that a
 with the same network.
 """
 
+from functools import partial
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,6 @@ import optax
 
 from fedjax_inv import averaging, checks, objectives, servers, tree
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -43,12 +44,6 @@ _EPSILON = 1e-12  # added to squared norms under a root
 _NAME = "projection"  # key of its parameters, beside those of the head
 
 
-def _check_temperature(temperature: float | Array) -> None:
-    checks.real("temperature", temperature)
-    if checks.is_known_zero(temperature):
-        raise UsageError("temperature", temperature, "must be above 0")
-
-
 def contrastive(
     z: Array, z_global: Array, z_previous: Array, *, temperature: float | Array
 ) -> Array:
@@ -61,12 +56,8 @@ def contrastive(
       z_global: features of the received network [B, P].
       z_previous: features of the client's last network [B, P].
       temperature: the paper's tau, above 0.
-
-    Raises:
-      UsageError: for different shapes, and for a temperature that is not above 0.
     """
-    checks.same_shapes(z=z, z_global=z_global, z_previous=z_previous)
-    _check_temperature(temperature)
+    chex.assert_equal_shape([z, z_global, z_previous])
 
     def unit(rows: Array) -> Array:
         rows = tree.wide(rows)
@@ -80,6 +71,15 @@ def contrastive(
     return jax.nn.softplus((cosine(z_previous) - cosine(z_global)) / temperature)
 
 
+class _Projection(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, features: Array) -> Array:
+        hidden = nn.relu(nn.Dense(features.shape[-1])(features))
+        return nn.Dense(self.width)(hidden)
+
+
 class _Extractor(NamedTuple):
     """The part of a network that computes z."""
 
@@ -88,13 +88,54 @@ class _Extractor(NamedTuple):
     projection: Tree  # () without a projection
 
 
-class _Projection(nn.Module):
-    width: int
+def _extractor(variables: Variables, width: int) -> _Extractor:
+    params, stats = variables
+    return _Extractor(params.body, stats.body, params.head[_NAME] if width else ())
 
-    @nn.compact
-    def __call__(self, features: Array) -> Array:
-        hidden = nn.relu(nn.Dense(features.shape[-1])(features))
-        return nn.Dense(self.width)(hidden)
+
+def _projected(projection: Tree, features: Array, width: int) -> Array:
+    """Features [B, ..., D] as z [B, P]."""
+    features = averaging.embedding(features)
+    if not width:
+        return features
+    return jnp.asarray(_Projection(width).apply({"params": projection}, features))
+
+
+def _gradient(
+    model: Model,
+    loss: Loss,
+    penalty: float | Array,
+    temperature: float | Array,
+    width: int,
+    visit: Visit,
+) -> GradFn:
+    """The gradient of a client's local steps."""
+
+    def constant(fixed: _Extractor, batch: Batch) -> Array:
+        """The z of a network that is not trained."""
+        features, _ = model.encode(fixed.body, fixed.stats, batch.x, batch.mask, False)
+        return _projected(fixed.projection, features, width)
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        stats, mask = variables.stats, batch.mask
+        body_key, head_key = jax.random.split(key)  # as `models.apply` does
+        received = _extractor(visit.message.variables, width)
+        z_received, z_previous = constant(received, batch), constant(visit.own, batch)
+
+        def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves]]:
+            features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
+            outputs, head = model.decode(params.head, stats.head, features, mask, True, head_key)
+            value = loss(outputs, batch.y, mask)
+            projection = _extractor(Variables(params, stats), width).projection
+            z = _projected(projection, features, width)
+            losses = contrastive(z, z_received, z_previous, temperature=temperature)
+            contrast = objectives.masked_mean(losses, mask)
+            return value + penalty * contrast, (value, contrast, Halves(body, head))
+
+        grads, (value, contrast, after) = jax.grad(objective, has_aux=True)(variables.params)
+        return Step(grads, after, {"loss": value, "contrast": contrast})
+
+    return grad_fn
 
 
 def moon(
@@ -122,81 +163,27 @@ def moon(
       loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
-
-    Raises:
-      UsageError: for values out of range; before the first round for a head whose parameters are no
-        dict, as the projection's are added to it.
     """
-    checks.record("model", model, Model)
-    checks.function("loss", loss)
     checks.real("penalty", penalty)
-    _check_temperature(temperature)
+    checks.positive("temperature", temperature)
     checks.integer("projection", projection, 0)
-    module = _Projection(projection)
-
-    def extractor(variables: Variables) -> _Extractor:
-        params, stats = variables
-        return _Extractor(params.body, stats.body, params.head[_NAME] if projection else ())
-
-    def projected(params: Tree, features: Array) -> Array:
-        features = averaging.embedding(features)
-        return jnp.asarray(module.apply({"params": params}, features)) if projection else features
-
-    def constant(fixed: _Extractor, batch: Batch) -> Array:
-        """The z of a network that is not trained."""
-        features, _ = model.encode(fixed.body, fixed.stats, batch.x, batch.mask, False)
-        return projected(fixed.projection, features)
-
-    def gradient_from(visit: Visit) -> GradFn:
-        received, previous = extractor(visit.message.variables), visit.own
-
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            stats = variables.stats
-            z_received, z_previous = constant(received, batch), constant(previous, batch)
-
-            def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves]]:
-                body_key, head_key = jax.random.split(key)  # as `models.apply` does
-                features, body = model.encode(
-                    params.body, stats.body, batch.x, batch.mask, True, body_key
-                )
-                outputs, head = model.decode(
-                    params.head, stats.head, features, batch.mask, True, head_key
-                )
-                value = loss(outputs, batch.y, batch.mask)
-                z = projected(params.head[_NAME] if projection else (), features)
-                losses = contrastive(z, z_received, z_previous, temperature=temperature)
-                contrast = objectives.masked_mean(losses, batch.mask)
-                return value + penalty * contrast, (value, contrast, Halves(body, head))
-
-            grads, (value, contrast, after) = jax.grad(objective, has_aux=True)(variables.params)
-            return Step(grads, after, {"loss": value, "contrast": contrast})
-
-        return grad_fn
-
     training = averaging.averaging(
         model,
         work,
-        gradient_from,
+        partial(_gradient, model, loss, penalty, temperature, projection),
         server_optimizer=server_optimizer,
         weighting=weighting,
-        init_client=lambda server, who: extractor(server.variables),
-        remember=lambda visit, trained: extractor(trained.local.variables),
+        init_client=lambda server, who: _extractor(server.variables, projection),
+        remember=lambda visit, trained: _extractor(trained.local.variables, projection),
     )
 
     def init_server(setup: Setup) -> servers.Server:
         if not projection:
             return training.init_server(setup)
         params, stats = setup.variables
-        if not hasattr(params.head, "keys") or _NAME in params.head:
-            raise UsageError(
-                "model",
-                ...,
-                f"its head must be a dict without {_NAME!r}, or {{projection}} must be 0",
-                projection=("projection", projection),
-            )
-        real = jnp.ones(jax.tree.leaves(setup.sample)[0].shape[0], bool)
-        features, _ = model.encode(params.body, stats.body, setup.sample, real, False)
-        drawn = module.init(setup.key, averaging.embedding(features))["params"]
+        shape, _ = averaging.output_shapes(model, setup)
+        features = averaging.embedding(jnp.zeros(shape.shape, shape.dtype))
+        drawn = _Projection(projection).init(setup.key, features)["params"]
         variables = Variables(Halves(params.body, {**params.head, _NAME: drawn}), stats)
         return training.init_server(setup._replace(variables=variables))
 
