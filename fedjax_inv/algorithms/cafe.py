@@ -363,8 +363,8 @@ def cafe(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     numbers, directions = (alpha, beta, gamma, scale), (drift_mode, orthogonal_directions)
-    parts = feature_calibration, parameter_calibration, history_average, history_gradient
-    chosen = _Settings(*numbers, *directions, feature_decay, *parts)
+    parts = feature_calibration, parameter_calibration, history_average
+    chosen = _Settings(*numbers, *directions, feature_decay, *parts, history_gradient)
     _check(work, chosen)
 
     def gradient_from(visit: Visit) -> LocalGradFn:

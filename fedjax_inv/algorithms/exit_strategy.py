@@ -153,7 +153,7 @@ def server_in(server: Tree) -> Server | None:
 
 def outcome(server: Server) -> Outcome:
     """Return the results of the phase up to now, for a table or a figure."""
-    of: Assessment = jax.tree.map(np.asarray, server.assessment)
+    of: Any = jax.tree.map(np.asarray, server.assessment)
     table = of.linear - of.smoothness[..., None, None] * of.quadratic
     count = of.measured.sum(-2)
     mean = np.where(of.measured, table, 0).sum(-2) / np.maximum(count, 1)
@@ -196,6 +196,7 @@ class _Measure(NamedTuple):
 
     def of(self, fn: Callable[[Any, Tree], Tree], visit: Visit, server: Tree) -> Tree:
         """fn: (the function parameters -> the sum of a batch's losses, parameters) -> a sum."""
+        structure: Any
         leaves, structure = jax.tree.flatten(server)
         places = jax.tree.leaves(self.parameters(structure.unflatten(range(len(leaves)))))
 
@@ -313,7 +314,7 @@ def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B0
         if value is not None and not callable(value):
             checks.real(name, value)
     checks.integer("pretraining_rounds", phase.rounds)
-    network = algorithm.network
+    network: Any = algorithm.network
     assert phase.parameters or network, "without a single network, `parameters` must be given"
     parameters = phase.parameters or (lambda server: network(server).params)
 

@@ -75,9 +75,11 @@ def _mean_gradient(model: Model, loss: Loss, decay: float | Array, batch_size: i
         return (-(-size // batch_size)).astype(jnp.float32)
 
     def client(visit: Visit) -> Reply:
+        params, stats = visit.message
+
         def of_batch(batch: Batch) -> Tree:
             # One key for all batches, as a fold does not number them.
-            return _with_classifier_grads(model, loss, *visit.message, batch, visit.key)[2]
+            return _with_classifier_grads(model, loss, params, stats, batch, visit.key)[2]
 
         total = local.fold(visit.shard, of_batch, batch_size=batch_size)
         count = jnp.maximum(num_batches(visit.shard.size), 1)
