@@ -12,7 +12,7 @@ from federations import assert_close
 from fedjax_inv import models, objectives
 from fedjax_inv.algorithms.fedmix import mixed_loss
 from fedjax_inv.types import Array, Model, Tree, Variables
-from test_models import randomised
+from formulas import randomised
 
 VOCABULARY, DEPTH, WIDTHS, CLASSES = 9, 3, (5, 4), 3
 MODEL = models.lstm(CLASSES, vocabulary=VOCABULARY, embedding=DEPTH, widths=WIDTHS)
