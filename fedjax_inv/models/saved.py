@@ -90,6 +90,10 @@ def placed(
             text = f"holds another network: {name} is {found}, must be {needed}"
             raise UsageError("path", path, text)
     leaves = [jnp.asarray(arrays[name], leaf.dtype) for name, leaf in places.items()]
+    for name, leaf in zip(places, leaves, strict=True):
+        if jnp.issubdtype(leaf.dtype, jnp.integer) and (leaf != arrays[name]).any():
+            text = f"holds numbers in {name} that {leaf.dtype}, the network's type, has not"
+            raise UsageError("path", path, text)
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 

@@ -61,6 +61,15 @@ def test_floats_of_another_width_are_converted(tmp_path: Path) -> None:
     assert saved.load(path, {"w": jnp.zeros(2, jnp.float16)})["w"].dtype == jnp.float16
 
 
+def test_integers_of_another_width_do_not_wrap(tmp_path: Path) -> None:
+    path, like = tmp_path / "a.safetensors", {"count": jnp.zeros(2, jnp.uint8)}
+    saved.save(path, {"count": jnp.array([44, 255])})
+    assert saved.load(path, like)["count"].tolist() == [44, 255]
+    saved.save(path, {"count": jnp.array([300, 0])})  # would be 44
+    with pytest.raises(UsageError, match="count"):
+        saved.load(path, like)
+
+
 def of_8_bits() -> bytes:
     header = b'{"w": {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}}'
     return struct.pack("<Q", len(header)) + header + bytes(4)
