@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -308,12 +309,8 @@ def splits_of_dataset(
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     data = federations.examples(x, y)
     deal = partition or _by_user_or_domain(dataset, held_out)
-
-    def split(seed: int) -> Split:
-        more = {"held_out": held_out, "seed": seed + 2**31, "validation": validation}
-        return federations.split(dataset, data, deal, **more)
-
-    return data, {seed: split(seed) for seed in seeds}
+    split = partial(federations.split, held_out=held_out, validation=validation)
+    return data, {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
 
 
 def _by_user_or_domain(dataset: Dataset, held_out: str | None) -> Partition:

@@ -82,7 +82,7 @@ def rotated(
     domains = _domain_names(angles)
     if domains is None:
         raise UsageError("angles", list(angles), "must all differ, in six digits")
-    shares = np.ones(len(angles)) if shares is None else shares
+    sizes = np.ones(len(angles)) if shares is None else np.asarray(shares)
     _check_images(
         dataset,
         "images [M, height, width, channels] uint8 or floating",
@@ -92,7 +92,7 @@ def rotated(
     order = np.random.default_rng(seed).permutation(len(every))
     dealt = np.empty(len(every), np.int32)
     # Domain d's k-th image is due at (k + 1/2) / share [N, domains]; the images go by due times.
-    due = (np.arange(len(every))[:, None] + 0.5) / shares
+    due = (np.arange(len(every))[:, None] + 0.5) / sizes
     dealt[order] = np.argsort(due, axis=None, kind="stable")[: len(every)] % len(domains)
     domain = dealt[original]
     x = np.empty_like(dataset.x)
@@ -326,12 +326,12 @@ def _environments(
             "must all differ, and from {test_flip}, in six digits",
             test_flip=("test_flip", test_flip),
         )
-    shares = np.ones(len(flips)) if shares is None else shares
+    sizes = np.ones(len(flips)) if shares is None else np.asarray(shares)
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
 
     def in_turn(count: int) -> np.ndarray:
-        ends = np.rint(np.cumsum(shares) / np.sum(shares) * count)
+        ends = np.rint(np.cumsum(sizes) / np.sum(sizes) * count)
         return np.searchsorted(ends, np.arange(count), side="right")
 
     domain = dealt(dataset, len(flips), in_turn, test_fraction, rng)

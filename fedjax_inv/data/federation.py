@@ -264,13 +264,11 @@ def split(
     # The order of the test does not depend on the seed, and so neither do its first examples.
     of_test = np.random.default_rng(0)
     tested = _with_copies(of_test.permutation(whole.rows[is_test]), whole, of_test)
-    test_domain = -1 if held_out is None else dataset.domains.index(held_out)
-    return Split(
-        *_in_one_order(data, [train, valid, [tested]], len(dataset.y), first_row),
-        np.array(domain, np.int32),
-        np.array([test_domain], np.int32),
-        dataset.domains,
-    )
+    index = -1 if held_out is None else dataset.domains.index(held_out)
+    domains, test_domain = np.array(domain, np.int32), np.array([index], np.int32)
+    roles = [train, valid, [tested]]
+    trains, valids, test = _in_one_order(data, roles, len(dataset.y), first_row)
+    return Split(trains, valids, test, domains, test_domain, dataset.domains)
 
 
 def _is_test(

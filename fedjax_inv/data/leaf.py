@@ -60,10 +60,15 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
     if not users:
         raise UsageError(str(found[0][0]), ..., "must hold at least one example")
     labels = np.concatenate(y)
-    domain = np.zeros(len(labels), np.int32)
-    user = np.unique(users, return_inverse=True)[1].astype(np.int32)
-    images, is_test = np.concatenate(x), np.concatenate(test)
-    return Dataset(images, labels, CLASSES, domain, ("all",), is_test, user=user)
+    return Dataset(
+        np.concatenate(x),
+        labels,
+        CLASSES,
+        np.zeros(len(labels), np.int32),
+        ("all",),
+        np.concatenate(test),
+        user=np.unique(users, return_inverse=True)[1].astype(np.int32),
+    )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +29,10 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "client", "test")  # the arrays that are read
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
-_UNFIT = (ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError)
-_UNFIT = (*_UNFIT, zipfile.BadZipFile, zlib.error, Warning)
+_UNFIT: tuple[type[Exception], ...] = (
+    *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, Warning),
+)
 # Pillow's modes of more than 8 bits, which a conversion would clip.
 _DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _BATCH = 1000  # records of TFDS that are read at once
@@ -228,7 +231,8 @@ def _tfds(folder: Path) -> Dataset:
     try:
         builder = tfds.builder_from_directory(folder)
         features, splits = dict(builder.info.features), builder.info.splits
-        image, label = features.get("image"), features.get("label")
+        image: Any = features.get("image")
+        label: Any = features.get("label")
         is_image = isinstance(image, tfds.features.Image) and None not in image.shape
         is_known = is_image and isinstance(label, tfds.features.ClassLabel)
         if not is_known or image.np_dtype != np.uint8 or "train" not in splits:
@@ -336,9 +340,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         text += "PyTorch [M, channels, height, width] must be saved as x.transpose(0, 2, 3, 1)"
         warnings.warn(text, stacklevel=3)
     y, classes = _targets(name, y)
-    domain, domains = np.zeros(len(y), np.int32), ("all",)
-    if "domain" in arrays:
-        domain, domains = _numbered(arrays["domain"])
+    domain, domains = _numbered(arrays.get("domain", np.full(len(y), "all")))
     user = _numbered(arrays["client"])[0] if "client" in arrays else None
     test = arrays.get("test", np.zeros(len(y), bool))
     return Dataset(x, y, classes, domain, domains, test, user=user)
@@ -392,7 +394,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     if image_size is not None:
         checks.memory("image_size", image_size, 3 * len(files) * image_size**2)
     size = None if image_size is None else (image_size, image_size)
-    x, are_grey = np.empty(0), True
+    x, are_grey = np.empty((0, 0, 0, 3), np.uint8), True
     for i, file in enumerate(files):
         pixels = image_of(file, size)
         height, width, channels = pixels.shape
@@ -449,7 +451,7 @@ def image_of(
                 mode = mode or ("L" if opened.mode in ("1", "L") else "RGB")
                 image = turned.convert(mode)
                 image = image if size is None else image.resize(size, Image.Resampling.BILINEAR)
-    except (*_UNFIT, Image.DecompressionBombError) as error:
+    except Exception as error:  # of many types, such as of Pillow for damage and absurd sizes
         text = f"must be an image that can be decoded: {checks.one_line(error)}"
         raise UsageError(str(file), ..., text) from None
     pixels = np.asarray(image)
