@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -45,15 +45,7 @@ def _name(place: tuple) -> str:
 
 
 def check(params: Halves, patterns: Sequence[str]) -> None:
-    """Check that patterns choose a part of the parameters.
-
-    Args:
-      params: the parameters, or their shapes.
-      patterns: as in `train_only`.
-
-    Raises:
-      UsageError: if a pattern fits no parameter, or if together they fit all.
-    """
+    """Raise UsageError if a pattern fits no parameter, or if together they fit all."""
     names = [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
         if not any(jax.tree.leaves(_chosen(params, [pattern]))):
@@ -64,12 +56,7 @@ def check(params: Halves, patterns: Sequence[str]) -> None:
 
 
 def is_frozen(params: Halves, patterns: Sequence[str]) -> Halves:
-    """Return which halves have parameters and train none of them, as two bools.
-
-    Args:
-      params: the parameters, or their shapes.
-      patterns: as in `train_only`.
-    """
+    """Return which halves have parameters and train none of them, as two bools."""
     halves = map(jax.tree.leaves, _chosen(params, patterns))
     return Halves(*(len(half) > 0 and not any(half) for half in halves))
 
@@ -118,19 +105,12 @@ def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Mode
         leaves = jax.tree.leaves(fixed, is_leaf=lambda leaf: leaf is None)
         is_constant = len(leaves) > 0 and all(leaf is not None for leaf in leaves)
 
-        def apply(
-            params: Tree,
-            stats: Tree,
-            x: Tree,
-            mask: Array,
-            train: bool,
-            key: Array | None = None,
-            /,
-        ) -> tuple[Tree, Tree]:
+        def apply(params: Tree, stats: Tree, *inputs: Any) -> tuple[Tree, Tree]:
             whole = _filled(params, fixed)
             if not is_constant:
-                return run(whole, stats, x, mask, train, key)
-            return run(whole, _filled(stats, fixed_stats), x, mask, False, None)[0], stats
+                return run(whole, stats, *inputs)
+            x, mask, *_ = inputs  # in evaluation mode
+            return run(whole, _filled(stats, fixed_stats), x, mask, False)[0], stats
 
         return apply
 
@@ -172,7 +152,7 @@ def train_only(
       The algorithm, around that of `make`. Its `network` is whole.
 
     Raises:
-      UsageError: before the first round, if a pattern fits no parameter, or if all are trained.
+      UsageError: before the first round, as `check` does.
     """
     plain = make(model)
     network = plain.network
@@ -198,30 +178,7 @@ def train_only(
         return Variables(*(Halves(*pair) for pair in halves))
 
     def exchange(number: int) -> Exchange:
-        def at(frozen: Variables) -> Exchange:
-            return inner(frozen).exchanges[number]
-
-        def client(visit: Visit) -> Reply:
-            undelayed, frozen = visit.undelayed_message
-            return at(frozen).client(visit._replace(undelayed_message=undelayed))
-
-        def update(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
-            after = at(server.frozen).update(server.wrapped, aggregated, cohort)
-            return server._replace(wrapped=after)
-
-        def undelayed(server: Server) -> tuple[Tree, Variables]:
-            return at(server.frozen).broadcast_undelayed(server.wrapped), server.frozen
-
-        blank = plain.exchanges[number].blank
-        return Exchange(
-            lambda server: at(server.frozen).broadcast(server.wrapped),
-            client,
-            plain.exchanges[number].aggregate,
-            update,
-            lambda server, who, round: at(server.frozen).attends(server.wrapped, who, round),
-            undelayed,
-            blank and (lambda server: blank(server.wrapped)),
-        )
+        return _exchange(lambda frozen: inner(frozen).exchanges[number], plain.exchanges[number])
 
     return Algorithm(
         init_server,
@@ -231,4 +188,30 @@ def train_only(
         plain.personal,
         network_of if network else None,
         plain.own_outputs,
+    )
+
+
+def _exchange(at: Callable[[Variables], Exchange], plain: Exchange) -> Exchange:
+    """Return the exchange at(frozen) with the frozen variables from the server; plain: at any."""
+
+    def client(visit: Visit) -> Reply:
+        undelayed, frozen = visit.undelayed_message
+        return at(frozen).client(visit._replace(undelayed_message=undelayed))
+
+    def update(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
+        after = at(server.frozen).update(server.wrapped, aggregated, cohort)
+        return server._replace(wrapped=after)
+
+    def undelayed(server: Server) -> tuple[Tree, Variables]:
+        return at(server.frozen).broadcast_undelayed(server.wrapped), server.frozen
+
+    blank = plain.blank
+    return Exchange(
+        lambda server: at(server.frozen).broadcast(server.wrapped),
+        client,
+        plain.aggregate,
+        update,
+        lambda server, who, round: at(server.frozen).attends(server.wrapped, who, round),
+        undelayed,
+        blank and (lambda server: blank(server.wrapped)),
     )
