@@ -15,12 +15,13 @@ import operator
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,10 +60,10 @@ _HALF = 3  # rounds, after which a run is resumed
 def federation(
     sizes: Sequence[int] = SIZES, *, seed: int = 0, data: Examples | None = None
 ) -> Federation:
-    """Return clients of these sizes, by default with 8-bit images of three classes.
+    """Return clients of these sizes, by default with 8-bit images, brighter for a higher class.
 
-    The brightness of an image depends on its class. No client has the last four examples, nor the
-    last 8 rows of the order. Of other data the first sum(sizes) + 4 examples are taken.
+    No client has the last four examples, nor the last 8 rows of the order. Of other data the first
+    sum(sizes) + 4 examples are taken.
     """
     rng, number = np.random.default_rng(seed), sum(sizes) + 4
     if data is None:
@@ -189,14 +190,12 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
     a small number (an epsilon of Adam or of a norm), or over many steps at a large rate. Tame it.
     """
     first, second = plain(first), plain(second)
-    structures: list[Any] = [jax.tree.structure(each) for each in (first, second)]
-    assert structures[0] == structures[1], f"the trees differ: {structures[0]} and {structures[1]}"
+    chex.assert_trees_all_equal_structs(first, second)
     worst, message = 0.0, ""
     leaves = jax.tree_util.tree_leaves_with_path(first)
     for (path, a), b in zip(leaves, jax.tree.leaves(second), strict=True):
         name = jax.tree_util.keystr(path) or "the array"
-        if a.shape != b.shape and a.ndim and b.ndim:
-            raise AssertionError(f"{name} has shapes {a.shape} and {b.shape}")
+        assert a.shape == b.shape or not (a.ndim and b.ndim), f"{name}: {a.shape} and {b.shape}"
         with np.errstate(invalid="ignore", over="ignore"):
             a, b = (each.astype(float) for each in np.broadcast_arrays(a, b))
             same = np.isclose(a, b, rtol, atol, equal_nan=True)
@@ -204,8 +203,7 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
         if apart.max(initial=0) > worst:
             worst, at = apart.max(), np.unravel_index(apart.argmax(), apart.shape)
             message = f"{name} differs by {worst:.3g}: {a[at]:.6g} and {b[at]:.6g}"
-    if message:
-        raise AssertionError(message)
+    assert not message, message
 
 
 def assert_finite(tree: Tree) -> None:
@@ -240,8 +238,8 @@ class Lane(NamedTuple):
 class Case:
     """An algorithm with its settings, and its runs, each of which is played once.
 
-    Compiling takes nearly all of the time, so there are few programs: the start of two seeds; a
-    round of several runs (lanes), three clients at a time; outputs; a run on devices.
+    There are few programs: the start of two seeds; a round of several runs (lanes), three clients
+    at a time; outputs; a run on devices.
 
     Args:
       factory: called as factory(model, work, **hyperparameters).
@@ -263,7 +261,6 @@ class Case:
         learning_rate: float = 0.1,
         data: Examples | None = None,
     ) -> None:
-        """Store the settings."""
         self.factory, self.work = factory, work
         self.model = model or models.mlp(NUM_CLASSES, widths=(8,))
         self.hyperparameters = dict(hyperparameters or {})
@@ -284,9 +281,8 @@ class Case:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm."""
         algorithm = self.build({})
-        checks.record("the result of the factory", algorithm, Algorithm)
+        assert isinstance(algorithm, Algorithm), f"the factory returns {type(algorithm).__name__}"
         return algorithm
 
     def moved(self, before: Tree, after: Tree) -> float:
@@ -301,7 +297,6 @@ class Case:
         variables = self.model.init(key, zeros)
         before: Any = jax.tree.flatten(variables)
         state = rounds.init(self.algorithm, variables, self.federation, key, history=HISTORY)
-        # A round has containers of its own, which it may change.
         after: Any = jax.tree.flatten(variables)
         same = after[1] == before[1] and all(map(operator.is_, after[0], before[0]))
         assert same, "init_server changes its variables in place"
@@ -320,12 +315,10 @@ class Case:
 
         program = jax.make_jaxpr(traced)(tree.take(self.schedule, 0), self.federation)
         # Without the addresses of functions, in every trace another one.
-        lines = re.sub(r" at 0x[0-9a-f]+", "", str(program)).splitlines()
-        return lines, list(_constants(program))
+        return re.sub(r" at 0x[0-9a-f]+", "", str(program)).splitlines(), program.consts
 
     @cached_property
     def traced(self) -> tuple[list[str], list[Array]]:
-        """A trace of the start and a round."""
         return self.trace()
 
     @cached_property
@@ -387,15 +380,14 @@ class Case:
         return traced.trace(_stacked(self.lanes.values()), np.int32(0), self.federation)
 
     @cached_property
-    def program(self) -> Any:
-        """A round of as many runs as there are lanes, compiled once."""
+    def _program(self) -> Any:
         return self.traced_with_numbers.lower().compile(compiler_options=self.options)
 
     def run(self, lanes: Mapping[str, Lane], *, first: int = 0) -> dict[str, list[Result]]:
         """Return the states after the rounds from `first` on, and the reports, for each lane."""
         results, now = [], _stacked(lanes.values())
         for t in range(first, len(self.schedule.who)):
-            results.append(plain(self.program(now, np.int32(t), self.federation)))
+            results.append(plain(self._program(now, np.int32(t), self.federation)))
             now = now._replace(state=results[-1][0])
         return {name: [tree.take(each, i) for each in results] for i, name in enumerate(lanes)}
 
@@ -406,7 +398,7 @@ class Case:
         always = _stacked([plain(cohort)] * len(self.schedule.who))
         lane = self.lanes["as it is"]._replace(state=state, cohort=always)
         now = _stacked([lane] * len(self.lanes))
-        return tree.take(plain(self.program(now, np.int32(0), federation or self.federation)), 0)
+        return tree.take(plain(self._program(now, np.int32(0), federation or self.federation)), 0)
 
     @cached_property
     def runs(self) -> dict[str, list[Result]]:
@@ -450,22 +442,11 @@ def _attends(exchange: Exchange, server: Tree, who: int, round: int) -> bool:
     return bool(exchange.attends(server, client, now))
 
 
-def _constants(program: Any) -> Iterator[Array]:
-    """Yield the arrays of a program and of the programs in it, which its text does not show."""
-    yield from getattr(program, "consts", ())
-    for equation in getattr(program, "eqns", ()):
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else [value]:
-                yield from _constants(inner)
-
-
 def seen(schedule: Cohort, results: Sequence[Result]) -> Tree:
     """Return the last state of a run, and its reports by client [C], zeros if absent.
 
-    So it does not depend on the slots of the clients. Raises an AssertionError if a client is
-    reported in a slot that the schedule leaves empty.
+    So it does not depend on the slots of the clients.
     """
-
     found = []
     for t, (_, reports) in enumerate(results):
         who, there, _ = tree.take(schedule, t)
@@ -474,12 +455,8 @@ def seen(schedule: Cohort, results: Sequence[Result]) -> Tree:
             assert finite[~there].all(), "an empty slot is reported as not finite"
             columns: dict[str, Any] = {"present": present, "finite": finite, "size": size}
             columns |= {name: np.where(present, metric, 0) for name, metric in metrics.items()}
-            found.append(
-                {
-                    name: np.bincount(who[there], column[there].astype(float), NUM_CLIENTS)
-                    for name, column in columns.items()
-                }
-            )
+            count = partial(np.bincount, who[there], minlength=NUM_CLIENTS)
+            found.append({name: count(column[there]) for name, column in columns.items()})
     return {"state": results[-1][0], "reports": found}
 
 
@@ -738,8 +715,7 @@ def check(
       **settings: hyperparameters, model, work, learning_rate and data, as in `Case`.
 
     Raises:
-      AssertionError: that names each broken law and why, a line each. A law whose check meets the
-        error of an earlier law is not checked.
+      AssertionError: that names each broken law and why, a line each.
     """
     broken: dict[str, str] = {}  # why -> the law's words
     with jax.default_device(jax.devices("cpu")[0]), platforms.traced_for("cpu"):
