@@ -93,7 +93,7 @@ def load(
             return _made(name, num_images)
         if prepared := _prepared(name, tfds_dir):
             return _tfds(prepared)
-        if os.path.isdir(path):  # Path.is_dir would raise OSError for a name that is too long
+        if name and os.path.isdir(path):  # Path.is_dir would raise OSError for too long a name
             return _folder(path, image_size)
         if os.path.isfile(path) and path.suffix in FILES:
             return _file(path, vocabulary, length, roles, like)
@@ -197,13 +197,13 @@ def _prepared(name: str, tfds_dir: Path) -> Path | None:
 
 def _not_found(name: str, tfds_dir: Path) -> str:
     """Return the text of the error for an unknown name, which says how to get a data set."""
-    import tensorflow_datasets as tfds
-
     path = Path(name).expanduser()
     if path.suffix in FILES:
         return "must be a file, there is none"
     if os.path.isfile(path):
         return f"must be a file that ends in {', '.join(FILES)} in small letters, unpacked"
+    import tensorflow_datasets as tfds
+
     base = re.split("[/:]", name)[0]
     infos = tfds_dir.glob(f"{base}/*/*/dataset_info.json") if base else ()
     configs = sorted({f"{base}/{info.parent.parent.name}" for info in infos})
@@ -270,9 +270,10 @@ def _check_features(path: Path) -> None:
 
 
 def _npz(path: Path) -> Dataset:
-    with np.load(path) as archive:
-        if not isinstance(archive, Mapping):
-            raise ValueError("must be an .npz file of arrays")
+    archive = np.load(path)
+    if not isinstance(archive, Mapping):
+        raise ValueError("must be an .npz file of arrays, is one array")
+    with archive:
         return of_arrays(str(path), {key: archive[key] for key in _known(archive)})
 
 
@@ -319,14 +320,16 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     of_y = {"b": ("b", (2,)), "f": ("f", (1, 2))}.get(y.dtype.kind, ("iu", (1,)))
     named = ("iuU", (1,), "integers or strings [M]")
     allowed = {
-        "x": ("biuf", range(2, 99), "numbers [M, ...]"),
         "y": (*of_y, "integers [M] (classes), bool [M, K] (labels) or floating (values)"),
+        "x": ("biuf", range(2, 99), "numbers [M, ...]"),
         "domain": named,
         "client": named,
         "test": ("b", (1,), "bool [M]"),
     }
-    for key, array in arrays.items():
-        kinds, ndims, needed = allowed[key]
+    for key, (kinds, ndims, needed) in allowed.items():
+        array = arrays.get(key)
+        if array is None:
+            continue
         fits = array.dtype.kind in kinds and array.ndim in ndims and len(array) == len(y)
         if not fits or 0 in array.shape:
             text = f"{key} must be {needed}, of one length M above 0; it is {array.dtype}"
