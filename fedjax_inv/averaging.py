@@ -117,12 +117,7 @@ def embedding(features: Array) -> Array:
 
 
 def output_shapes(model: Model, setup: Setup) -> tuple[Tree, Array]:
-    """Return the shapes and dtypes of the outputs of the body and of the network for one input.
-
-    Args:
-      model: the network.
-      setup: its `sample` is the input.
-    """
+    """Return the shapes and dtypes of the outputs of the body and of the network for one input."""
 
     def outputs(x: Tree) -> tuple[Tree, Array]:
         params, stats = setup.variables
@@ -160,8 +155,7 @@ def serving_the_server(
 ) -> Algorithm:
     """Return an algorithm whose server is a `servers.Server`, whose network serves all clients.
 
-    `exchanges` are the round trips of one round, `init_client` gives a client's state before its
-    first turn, and `side` the method's own state on the server before the first round.
+    `side` gives the method's own state on the server before the first round.
     """
     return Algorithm(
         lambda setup: servers.init(server_optimizer, setup.variables, side(setup)),
@@ -197,12 +191,10 @@ def averaging(
       server_optimizer: the optimizer of the server, on the mean delta.
       weighting: the weights of the deltas, as in `aggregators.weight_of`.
       init_client: a client's state before its first turn.
-      start: visit -> the state in which training starts; default: the received network with a new
-        optimizer state.
+      start: visit -> the state in which training starts; default: that of the received network.
       remember: (visit, result of training) -> the client's new state.
       shared: variables -> the variables that server and clients exchange; default: all.
-      serve: (server, own) -> the variables of the network that serves a client, for a personal
-        algorithm; default: the server's.
+      serve: (server, own) -> the network that serves a client, if that is not the server's.
       side: the method's own state, messages and uploads; default: none.
       scale_delta: (visit, result of training) -> the factor [] of the client's change of the
         parameters; default: 1. Statistics have none, so that a variance stays positive. If a
@@ -210,23 +202,16 @@ def averaging(
       server_delta: (side state after its update, mean delta, aggregated side upload) -> the delta
         of the server's step; default: the mean delta.
 
-    Returns:
-      The algorithm, with one exchange. Its `network` is the server's, which has only the shared
-      variables; with other ones the method replaces it.
+    The algorithm's `network` is the server's, of the shared variables alone; a method with other
+    ones replaces it.
     """
-    beside = side or SideState()
-    begin = start or (lambda visit: work.init(visit.message.variables))
-
-    def init_server(setup: Setup) -> servers.Server:
-        return servers.init(server_optimizer, shared(setup.variables), beside.init(setup))
+    beside, begin = side or SideState(), start or (lambda visit: work.init(visit.message.variables))
 
     def client(visit: Visit) -> Reply:
         trained = work.run(gradient_from(visit), begin(visit), visit.shard, visit.key)
         delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
-            scale = scale_delta(visit, trained)
-            chex.assert_shape(scale, ())
-            delta = delta._replace(params=optax.tree.scale(scale, delta.params))
+            delta = _scaled(scale_delta(visit, trained), delta)
         upload = Upload(delta, beside.upload(visit, trained))
         return Reply(remember(visit, trained), upload, trained.metrics)
 
@@ -243,13 +228,18 @@ def averaging(
         blank=_blank if side is None else None,
     )
     return Algorithm(
-        init_server,
+        lambda setup: servers.init(server_optimizer, shared(setup.variables), beside.init(setup)),
         init_client,
         (exchange,),
         predict,
         personal=serve is not None,
         network=lambda server: server.variables,
     )
+
+
+def _scaled(factor: Array, delta: Variables) -> Variables:
+    chex.assert_shape(factor, ())
+    return delta._replace(params=optax.tree.scale(factor, delta.params))
 
 
 def _blank(server: servers.Server) -> Upload:

@@ -1,9 +1,9 @@
 """Local training: minibatch loops over one client's examples.
 
 Each client takes its own number of steps: every batch has a real example, and under `vmap` a client
-that has finished waits unchanged for the others. If all clients take the same number of steps, the
-number is known when the program is traced. Then an accelerator need not check after each step
-whether another one follows, nor keep the state of waiting clients.
+that has finished waits unchanged for the others. If all take the same number, it is known when the
+program is traced. Then an accelerator need not check after each step whether another one follows,
+nor keep the state of waiting clients.
 """
 
 from collections.abc import Callable
@@ -138,8 +138,7 @@ def _work(
 
         def if_any(after: Tree, before: Tree) -> Tree:
             """Return the state after a step, or before it for a client without examples."""
-            # Mask every step; masking only after the loop would keep a copy of the initial state
-            # alive.
+            # After the loop alone, a mask would keep a copy of the initial state alive.
             return optax.tree.where(has_steps, after, before) if turns is known else after
 
         def one(index: Array, local: Local) -> tuple[Local, Tree]:
@@ -152,8 +151,7 @@ def _work(
                 Step(params, stats, {}, carry=local.carry),
             )
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
-            # Zero the update instead of selecting the old parameters: XLA then fuses the add into
-            # the matmul.
+            # A zero update, not the old parameters: XLA then fuses the add into the matmul.
             moved = updates, (step.metrics, step.average)
             updates, averaged = if_any(moved, optax.tree.zeros_like(moved))
             stats, opt_state, carry = if_any(
@@ -229,9 +227,8 @@ def epochs(
     checks.integer("num_epochs", num_epochs)
 
     def orders(key: Array) -> permutation.Permutation:
-        return jax.vmap(lambda epoch: permutation.draw(jax.random.fold_in(key, epoch)))(
-            jnp.arange(num_epochs)
-        )
+        keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(num_epochs))
+        return jax.vmap(permutation.draw)(keys)
 
     def num_steps(size: Array) -> Array:
         return num_epochs * -(-size // batch_size)

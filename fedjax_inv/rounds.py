@@ -87,8 +87,8 @@ def init(
       The state, a copy: no leaf shares its memory with another or with `variables`.
 
     Raises:
-      UsageError: if a client's rows are not rows of the examples, or if a parameter is in half
-        precision, in which numbers of examples and sums overflow.
+      UsageError: for rows that are not of the examples, and for parameters in half precision, in
+        which numbers of examples and sums overflow.
     """
     checks.federation(federation)
     for leaf in jax.tree.leaves(variables):

@@ -1,8 +1,7 @@
 """The protocol: records of arrays, and the contracts of the functions between them.
 
-Axis letters, used in every docstring:
-  C clients, S cohort slots, M examples in all, L rows of all clients,
-  B batch, D features, K classes, T rounds, H broadcasts kept.
+Axis letters in docstrings: C clients, S cohort slots, M examples in all, L rows of all clients,
+B batch, D features, K classes, T rounds, H broadcasts kept.
 
 A tree is any pytree of arrays. A field that is added to a record must have a default.
 """
@@ -31,8 +30,7 @@ class Examples(NamedTuple):
 class Federation(NamedTuple):
     """The examples and their owners: client c has order[start[c] : start[c] + size[c]].
 
-    Clients may have any number of examples; memory is O(L + C). `data.federation.of_parts` builds
-    a federation.
+    Memory is O(L + C), for clients of any sizes. `data.federation.of_parts` builds a federation.
     """
 
     data: Examples
@@ -115,8 +113,7 @@ class Apply(Protocol):
           params: the half's parameters.
           stats: the half's statistics.
           inputs: [B, ...].
-          mask: [B] bool, which inputs are real. The others must change neither the statistics nor
-            the outputs of real ones.
+          mask: [B] bool, which are real; others may change neither the statistics nor real outputs.
           train: training mode, in which statistics move and dropout is active.
           key: the random key of training mode; if None, nothing may be drawn.
         """
@@ -128,11 +125,9 @@ class Model(NamedTuple):
     init: Initialise
     encode: Apply
     decode: Apply
-    # Preprocessing (e.g. rendering). Must be idempotent: `encode` accepts raw or preprocessed
-    # inputs.
+    # Such as rendering. Idempotent: `encode` accepts inputs before and after it.
     preprocess: Callable[[Tree], Tree] = lambda x: x
-    # Maps preprocessed inputs to inputs whose mean makes sense; `encode` must accept them too.
-    # None: preprocessed inputs can be averaged as they are.
+    # Preprocessed inputs -> inputs whose mean makes sense, which `encode` accepts. None: the same.
     mixable: Callable[[Tree], Tree] | None = None
 
 
@@ -209,16 +204,13 @@ class Work(NamedTuple):
 
     init: Callable[[Variables], Local]
     run: Train
-    # (change of the optimizer) -> the same work with the changed optimizer, whose momentum,
-    # learning rate and number of steps are then unknown; None: not possible
+    # (change of the optimizer) -> the same work with it, whose momentum, learning rate and number
+    # of steps are then unknown; None: not possible
     with_optimizer: Callable[[ChangeOptimizer], "Work"] | None = None
     run_local: Train | None = None  # `run` for a `LocalGradFn`; None: not possible
-    # Momentum of the local SGD, for methods that need it; an optax optimizer does not reveal it.
-    # None: unknown.
+    # Those of the local SGD, which an optax optimizer does not reveal; None: unknown.
     momentum: float | Array | None = None
-    # The clients' learning rate, without a schedule inside of the optimizer, for the same methods.
-    # None: unknown.
-    learning_rate: float | Array | None = None
+    learning_rate: float | Array | None = None  # without a schedule inside of the optimizer
     # Numbers of examples -> local steps of a round, both of one shape. None: unknown.
     num_steps: Callable[[Array], Array] | None = None
 
