@@ -22,16 +22,7 @@ _FORMS = "must be a list of (x, y) for each client, a Dataset, or x, with y and 
 
 
 def by_client(x: Tree, y: Tree, client: Any) -> list[tuple[Tree, Tree]]:
-    """Return (x, y) for each client, in ascending order of the clients.
-
-    Args:
-      x: inputs [M, ...].
-      y: targets [M, ...].
-      client: [M] integers, the client of each example.
-
-    Raises:
-      UsageError: if x, y and client do not fit each other.
-    """
+    """Return (x, y) for each client, in ascending order of `client`, [M] integers."""
     check_rows("y", x, y)
     check_rows("client", x, client)
     x, y, client = arrays_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
@@ -53,10 +44,9 @@ def of_arrays(
     """Return the examples of clients on the host, and the rows of each client.
 
     Args:
-      data: a list of (x, y) for each client, each [n, ...]; or x, with y and client, as in
-        `by_client`.
-      y: the targets, if data are x.
-      client: the clients, if data are x.
+      data: a list of (x, y) for each client, each [n, ...]; or x [M, ...].
+      y: the targets [M, ...], if data are x.
+      client: [M] integers, the client of each example, if data are x.
 
     Returns:
       (x [M, ...], y [M, ...], an array of rows for each client).
@@ -83,6 +73,10 @@ def of_arrays(
             raise UsageError(f"data[{index}]", ..., text)
     x, y = jax.tree.map(_joined, *filled.values())
     _check_numbers(x, y)
+    is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
+    if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
+        text = "y are one-hot rows in floating point, which train as values"
+        warnings.warn(f"{text}; classes are y.argmax(1)", stacklevel=3)
     ends = np.cumsum(sizes)
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -122,14 +116,7 @@ def kind(leaf: Any) -> str:
 
 
 def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
-    """Raise UsageError if two objects of pandas have other row labels.
-
-    Args:
-      name: the name of `other`, for the error.
-      x: inputs.
-      other: what must have a row for each of them.
-      inputs: the name of `x`.
-    """
+    """Raise UsageError if two objects of pandas, `inputs` and `name`, have other row labels."""
     rows: Any = getattr(x, "index", None)
     others: Any = getattr(other, "index", None)
     both = hasattr(rows, "equals") and hasattr(others, "equals")
@@ -161,14 +148,8 @@ def check_columns(name: str, x: Any, needed: Sequence[str]) -> None:
 def arrays_of(arrays: Any, name: str) -> Any:
     """Return arrays of NumPy in the byte order of the machine; of a list of numbers one array.
 
-    JAX would take a list for a tree, and takes no other byte order.
-
-    Args:
-      arrays: an array, what NumPy makes one of, a list of numbers, or a tree of arrays.
-      name: the argument's name.
-
-    Raises:
-      UsageError: for lists of different lengths, and for masked values.
+    JAX would take a list for a tree, and takes no other byte order. There is a UsageError for lists
+    of different lengths, and for masked values.
     """
     try:
         found = np.asarray(arrays) if isinstance(arrays, list) else arrays

@@ -108,12 +108,7 @@ def rotated(
 def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
     """Merge groups of classes into one class each, and drop the examples of all other classes.
 
-    Args:
-      dataset: a data set of K classes.
-      groups: new class -> names of the classes that it merges, in the order of the new labels.
-
-    Returns:
-      The data set with the new classes.
+    groups: new class -> names of the classes that it merges, in the order of the new labels.
     """
     label = np.full(len(dataset.classes), -1, np.int32)
     for index, names in enumerate(groups.values()):
@@ -125,15 +120,7 @@ def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
 def binned(dataset: Dataset, num_classes: int) -> Dataset:
     """Merge each K / num_classes neighbours of K classes into one, such as "0-4" and "5-9".
 
-    Args:
-      dataset: a data set of K classes.
-      num_classes: the number of new classes, a divisor of K of at least 2.
-
-    Returns:
-      The data set with the new classes.
-
-    Raises:
-      UsageError: if `num_classes` does not divide K.
+    There is a UsageError if `num_classes` does not divide K.
     """
     check_classes(dataset)
     classes = dataset.classes
@@ -218,13 +205,8 @@ def patched(
 
     Args:
       dataset: images, x [M, height, width, channels] uint8, of two classes.
-      flips: as in `colored`.
-      test_flip: as in `colored`.
-      label_noise: as in `colored`.
       patch_size: the side of a patch in pixels; the patches of the two corners must not overlap.
-      shares: as in `colored`.
-      test_fraction: as in `colored`.
-      seed: as in `colored`.
+      flips, test_flip, label_noise, shares, test_fraction, seed: as in `colored`.
 
     Returns:
       The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
@@ -254,26 +236,18 @@ def paint(x: Colored, num_colors: int) -> Array:
     Colour c is channel num_colors - 1 - c: with two colours, 1 is the first channel, red, as in IRM
     Games.
 
-    Args:
-      x: image [B, height, width, 1] uint8, and color [B] in 0..num_colors-1.
-      num_colors: the number of channels.
-
-    Returns:
-      Images [B, height, width, num_colors] in [0, 1], float32.
+    From image [B, height, width, 1] uint8 and color [B] come images [B, height, width, num_colors]
+    in [0, 1], float32.
     """
     channel = jax.nn.one_hot(num_colors - 1 - x.color, num_colors)
     return x.image / jnp.float32(_WHITE) * channel[..., None, None, :]
 
 
 def cover(x: Patched, patch_size: int) -> Array:
-    """Blacken a square in one corner of each image.
+    """Blacken a square in one corner of each image: 0 top left, 1 top right.
 
-    Args:
-      x: image [B, height, width, channels] uint8, and corner [B]: 0 top left, 1 top right.
-      patch_size: the side of the square in pixels.
-
-    Returns:
-      Images [B, height, width, channels] in [0, 1], float32.
+    From image [B, height, width, channels] uint8 and corner [B] come images of the same shape in
+    [0, 1], float32.
     """
     height, width = x.image.shape[-3:-1]
     column = jnp.arange(width)
@@ -313,11 +287,7 @@ def _environments(
     test_fraction: float,
     seed: int,
 ) -> tuple[Dataset, np.ndarray]:
-    """Deal the examples to environments and draw the labels.
-
-    Returns:
-      The data set with both, and the cue [M].
-    """
+    """Deal the examples to environments and draw the labels; return both, and the cue [M]."""
     domains = _domain_names([*flips, test_flip])
     if domains is None:
         raise UsageError(

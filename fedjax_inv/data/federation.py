@@ -33,12 +33,8 @@ class Split(NamedTuple):
 def examples(x: Tree, y: Tree) -> Examples:
     """Put M examples on the device, in their own dtype; labels [M] of integers become int32.
 
-    Args:
-      x: inputs: an array or a tree of arrays, [M, ...].
-      y: targets: an array or a tree of arrays, [M, ...].
-
-    Raises:
-      UsageError: for an integer that does not fit into 32 bits.
+    x and y are arrays or trees of arrays, [M, ...]. There is a UsageError for an integer that does
+    not fit into 32 bits.
     """
     _check_examples(Examples(x, y))
     return jax.tree.map(_on_device, Examples(x, jax.tree.map(_in_int32, y)))
@@ -47,12 +43,7 @@ def examples(x: Tree, y: Tree) -> Examples:
 def examples_on_host(x: Tree, y: Tree) -> Examples:
     """Return M examples as `examples` does, but on the host and without a copy of x.
 
-    Args:
-      x: as in `examples`; arrays may be `np.memmap`s.
-      y: likewise.
-
-    Raises:
-      UsageError: as `examples` does, and for numbers of more than 32 bits in x.
+    Arrays may be `np.memmap`s. There is also a UsageError for numbers of more than 32 bits in x.
     """
     _check_examples(Examples(x, y))
     for path, leaf in jax.tree_util.tree_leaves_with_path(x):
@@ -93,12 +84,7 @@ def _on_device(leaf: Any) -> Array:
 def of_parts(data: Examples, parts: Sequence[Any]) -> Federation:
     """Return the federation whose client c holds the rows parts[c] of the examples, in that order.
 
-    Args:
-      data: the examples, from `examples`.
-      parts: for each client, an array of rows; clients may share rows.
-
-    Raises:
-      UsageError: for rows that do not exist.
+    Clients may share rows. There is a UsageError for rows that do not exist.
     """
     size = np.array([len(part) for part in parts])
     # Empty parts may have any dtype. The order has at least one row: JAX cannot gather from none.
@@ -110,10 +96,8 @@ def of_parts(data: Examples, parts: Sequence[Any]) -> Federation:
     return _federation(data, order, np.cumsum(size) - size, size)
 
 
-def _federation(
-    data: Examples, order: np.ndarray, start: np.ndarray, size: np.ndarray
-) -> Federation:
-    arrays = (order, start, size)
+def _federation(data: Examples, *arrays: np.ndarray) -> Federation:
+    """Return the federation of order, start and size."""
     # `jnp.asarray` would compile a program for each shape.
     return Federation(data, *(jax.device_put(np.asarray(array, np.int32)) for array in arrays))
 
@@ -125,15 +109,9 @@ def parts_of(federation: Federation) -> list[np.ndarray]:
 
 
 def rows_of(order: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return the rows of clients, one client after the other.
+    """Return the rows [size.sum()] of c clients, one client after the other.
 
-    Args:
-      order: [L] rows of the examples.
-      start: [c] where each client's rows begin in `order`.
-      size: [c] how many rows each client has.
-
-    Returns:
-      [size.sum()] rows.
+    order [L] are rows of the examples; the rows of a client are the next size [c] of its start [c].
     """
     first = np.cumsum(size) - size
     return order[np.repeat(start - first, size) + np.arange(size.sum())]
@@ -352,14 +330,9 @@ def _checked(dealt: Sequence[Any], to_deal: np.ndarray) -> list[np.ndarray]:
 
 
 def validation_size(size: int, validation: float) -> int:
-    """Return how many of a client's examples are held out for validation.
+    """Return how many of a client's n examples are held out for validation.
 
-    Args:
-      size: n, how many examples the client has.
-      validation: the part to hold out, at least 0 and below 1.
-
-    Returns:
-      About validation n: at least 1 if n >= 2 and validation > 0, and never all.
+    About validation n: at least 1 if n >= 2 and validation > 0, and never all.
     """
     if validation == 0 or size < 2:
         return 0
@@ -367,12 +340,7 @@ def validation_size(size: int, validation: float) -> int:
 
 
 def by_class(federation: Federation, num_classes: int) -> Federation:
-    """Return the federation in which "client" k holds all examples of class k, in 0..K-1.
-
-    Args:
-      federation: any federation; the clients share its rows.
-      num_classes: K.
-    """
+    """Return the federation in which "client" k holds all examples of class k, in 0..K-1."""
     rows = np.concatenate(parts_of(federation))
     labels = np.asarray(federation.data.y)[rows]
     return of_parts(federation.data, [rows[labels == label] for label in range(num_classes)])
@@ -387,18 +355,8 @@ def test_shards(
 ) -> Federation:
     """Draw test examples for each training client, in the proportions of its classes.
 
-    Args:
-      split: the federations of a run.
-      num_classes: K.
-      seed: the seed of the draw, by `partitions.shards_like`.
-      source: `wrong_labels.Mislabelled.source` if clients have wrong labels, [M]; the right ones
-        count.
-
-    Returns:
-      A federation of C clients that may share rows.
-
-    Raises:
-      UsageError: as `partitions.shards_like` does.
+    They are drawn by `partitions.shards_like`; clients may share rows. `source` is that of
+    `wrong_labels.Mislabelled` if clients have wrong labels, as the right ones count.
     """
     data, rng = split.test.data, np.random.default_rng(seed)
     labels = np.asarray(data.y)
@@ -422,12 +380,8 @@ def pooled(federation: Federation) -> Federation:
 def stack(splits: Sequence[Split]) -> Split:
     """Stack R splits of one data set, so that R runs can be vmapped.
 
-    Args:
-      splits: the splits, which share their data.
-
-    Returns:
-      One split whose arrays have a leading axis of R, such as order [R, M] and start [R, C]; the
-      data are shared, not stacked.
+    The arrays have a leading axis of R, such as order [R, M] and start [R, C]; the data are shared,
+    not stacked.
     """
 
     def stacked(federations: Sequence[Federation]) -> Federation:

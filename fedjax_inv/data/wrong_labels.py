@@ -31,14 +31,7 @@ def replaced(
     With the same state of the generator, a larger share also replaces all that a smaller one does,
     by the same classes.
 
-    Args:
-      labels: [M] integers in 0..num_classes-1.
-      num_classes: K, at least 2.
-      share: the probability.
-      rng: the generator of the draw.
-
-    Returns:
-      Labels [M] of the same type.
+    labels [M] are integers in 0..num_classes-1; `share` is the probability.
     """
     is_wrong = rng.random(len(labels)) < share
     others = (labels + rng.integers(1, num_classes, len(labels))) % num_classes

@@ -492,6 +492,11 @@ def test_features_of_8_bits_are_numbers_and_images_are_scaled() -> None:
         clients.of_arrays(x * np.uint8(200), Y, np.zeros(48, int))
 
 
+def test_one_hot_rows_in_floating_point_are_told() -> None:
+    with pytest.warns(UserWarning, match="one-hot"):
+        clients.of_arrays([(X, np.eye(3)[np.arange(48) % 3])])
+
+
 @pytest.mark.slow
 def test_a_network_may_have_several_outputs() -> None:
     model = models.from_function(
