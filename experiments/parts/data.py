@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from fedjax_inv.checks import UsageError
@@ -204,9 +203,7 @@ def _drawn(loaded: Dataset, count: int) -> Dataset:
     if not 0 < count < len(loaded.y):
         return loaded
     rows = np.sort(np.random.default_rng(0).choice(len(loaded.y), count, replace=False))
-    names = ("x", "y", "domain", "test", "user", "original")
-    of_examples = {name: getattr(loaded, name) for name in names}
-    return loaded._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
+    return loaded.take(rows)
 
 
 def _strided(loaded: Dataset, stride: int) -> Dataset:

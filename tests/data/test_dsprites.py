@@ -176,22 +176,3 @@ def test_load_draws_by_its_seed_and_no_image_twice():
     for field in ("x", "y"):
         np.testing.assert_array_equal(getattr(first, field), getattr(again, field))
         assert (getattr(first, field) != getattr(other, field)).any()
-
-
-def test_load_of_all_images(monkeypatch):
-    loaded = []
-
-    def render(index):
-        loaded.append(index)
-        return np.zeros((len(index), 1, 1), np.uint8)
-
-    monkeypatch.setattr(dsprites, "latent_values", lambda index: index)
-    monkeypatch.setattr(dsprites, "render", render)
-    dataset = dsprites.load(("heart", "square"), num_images=None)
-    (index,) = loaded
-    assert len(index) == len(dataset.y) == 2 * 245_760
-    # Each image once: the squares are the first third of all, the hearts the last.
-    expected = np.r_[:245_760, 2 * 245_760 : 3 * 245_760]
-    np.testing.assert_array_equal(np.sort(index), expected)
-    np.testing.assert_array_equal(index < 245_760, dataset.y == 1)
-    assert len(dsprites.load().y) == 20_000
