@@ -1,4 +1,4 @@
-"""BatchNorm against its formulas in float64 on the real examples alone, and against flax."""
+"""BatchNorm against its formulas in float64, on the real examples alone."""
 
 from functools import partial
 from typing import NamedTuple
@@ -106,16 +106,6 @@ def test_is_its_formulas_on_the_real_examples(
         assert_equal(stats, case.variables["batch_stats"])
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_is_flax_where_all_examples_are_real(train: bool) -> None:
-    variables, x, mask, _ = case(SHAPES[1], np.ones(4, bool))
-    flax = nn.BatchNorm(not train, momentum=0.9, use_fast_variance=False)
-    both = jax.jit(
-        lambda: (apply(BatchNorm(), variables, x, mask, train), apply(flax, variables, x))
-    )
-    assert_close(*both())
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_batch_without_a_real_example_changes_nothing(shape: tuple[int, ...]) -> None:
     nothing = case(shape, np.zeros(shape[0], bool))
@@ -128,23 +118,9 @@ def test_a_batch_without_a_real_example_changes_nothing(shape: tuple[int, ...]) 
 @pytest.mark.parametrize("train", [True, False])
 def test_statistics_start_from_zero_and_one_and_initialising_leaves_them(train: bool) -> None:
     x, mask = 5 + jnp.arange(6.0).reshape(3, 2), jnp.ones(3, bool)
-    variables = jax.jit(lambda key: BatchNorm().init(key, x, mask, train))(jax.random.key(0))
     zero, one = jnp.zeros(2), jnp.ones(2)
-    expected = {
-        "params": {"scale": one, "bias": zero},
-        "batch_stats": {"mean": zero, "var": one},
-    }
-    assert_equal(variables, expected)
-
-
-def test_running_statistics_come_to_those_of_a_batch_that_repeats() -> None:
-    repeated = case(SHAPES[0], np.array([True, True, False, True, True]))
-    _, expected, _ = differentiated(repeated, True)
-    for _ in range(200):
-        _, _, stats = differentiated(repeated, True)
-        repeated = repeated._replace(variables={**repeated.variables, "batch_stats": stats})
-    _, outputs, _ = differentiated(repeated, False)
-    assert_close(outputs[repeated.mask], expected[repeated.mask], rtol=1e-3, atol=1e-3)
+    expected = {"params": {"scale": one, "bias": zero}, "batch_stats": {"mean": zero, "var": one}}
+    assert_equal(dict(BatchNorm().init(jax.random.key(0), x, mask, train)), expected)
 
 
 def test_the_variance_of_large_values_is_exact() -> None:

@@ -38,21 +38,19 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        (dict(w=np.zeros((3, 5))), "params/body/w"),
-        (dict(w=np.zeros((5, 3), np.int32)), "params/body/w"),
-        (dict(v=np.zeros(2)), "params/body/v"),
-        (None, "params/body/w"),
+        (dict(w=np.zeros((3, 5))), "w"),
+        (dict(w=np.zeros((5, 3), np.int32)), "w"),
+        (dict(v=1.0), "v"),
     ],
 )
-def test_another_network_is_told(tmp_path: Path, changes: dict[str, Any] | None, name: str) -> None:
+def test_another_network_is_told(tmp_path: Path, changes: dict[str, Any], name: str) -> None:
     """Another shape, another kind of numbers, an array that is lacking, and one too many."""
-    path = tmp_path / "a.safetensors"
+    path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     saved.save(path, tree())
-    like = tree(**(changes or {}))
-    if changes is None:
-        like.params.body.pop("w")
-    with pytest.raises(UsageError, match=name):
-        saved.load(path, like)
+    saved.save(other, tree(**changes))
+    for file, like in ((path, tree(**changes)), (other, tree())):
+        with pytest.raises(UsageError, match=f"params/body/{name}"):
+            saved.load(file, jax.tree.map(jnp.asarray, like))
 
 
 def test_floats_of_another_width_are_converted(tmp_path: Path) -> None:
