@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 import federations
+import formulas
 from federations import assert_close, assert_equal
 from fedjax_inv import averaging, models
 from fedjax_inv.checks import UsageError
@@ -57,15 +58,7 @@ X, Y = FEDERATION.data.x[:6], FEDERATION.data.y[:6]
 MASK = np.array([True, True, False, True, True, False])
 
 
-@pytest.fixture(scope="module")
-def variables() -> Variables:
-    """Variables of no symmetry, of the whole network."""
-    rng = np.random.default_rng(0)
-    params, stats = jax.eval_shape(WHOLE.init, KEY, X)
-    return Variables(
-        jax.tree.map(lambda a: 0.3 * rng.normal(size=a.shape).astype(np.float32), params),
-        jax.tree.map(lambda a: 0.5 + rng.random(a.shape, np.float32), stats),
-    )
+VARIABLES = formulas.randomised(WHOLE, X)  # of the whole network
 
 
 def parted(variables: Variables) -> Variables:
@@ -73,6 +66,9 @@ def parted(variables: Variables) -> Variables:
     (_, params), (_, stats) = variables
     body = {name: params[name] for name in ("hidden", "norm")}
     return Variables(Halves(body, params["head"]), Halves(stats, {}))
+
+
+PARTED = parted(VARIABLES)
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -86,40 +82,34 @@ def everything(
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_it_equals_its_twin_of_linen(train: bool, variables: Variables) -> None:
-    expected = everything(TWIN, variables, X, train)
-    assert_close(everything(WHOLE, variables, X, train), expected)
-    outputs, stats, step = everything(CUT, parted(variables), X, train)
+def test_it_equals_its_twin_of_linen(train: bool) -> None:
+    expected = everything(TWIN, VARIABLES, X, train)
+    assert_close(everything(WHOLE, VARIABLES, X, train), expected)
+    outputs, stats, step = everything(CUT, PARTED, X, train)
     assert_close((outputs, stats.body), (expected[0], expected[1].head))
     assert_close(step.grads, parted(Variables(expected[2].grads, expected[2].stats)).params)
+    garbled = np.where(MASK[:, None, None, None], X, 255 - np.asarray(X))  # padding acts on nothing
+    assert_close(everything(WHOLE, VARIABLES, garbled, train), expected)
 
 
-def test_padding_changes_nothing(variables: Variables) -> None:
-    garbled = np.where(MASK[:, None, None, None], X, 255 - np.asarray(X))
-    assert_close(everything(WHOLE, variables, garbled, True), everything(WHOLE, variables, X, True))
+def test_dropout_draws_by_its_key_alone_and_clients_of_a_vmap_on_their_own() -> None:
+    @jax.jit
+    @jax.vmap
+    def drawn(key: Array) -> tuple[Array, Halves]:
+        outputs, stats = models.apply(DROPPING, PARTED, X, MASK, True, key)
+        return jnp.where(MASK[:, None], outputs, 0), stats
 
-
-def test_dropout_draws_by_its_key_alone(variables: Variables) -> None:
-    """And as the module itself does with streams of the same key."""
-    cut = parted(variables)
-    first, again, other = (
-        everything(DROPPING, cut, X, True, jax.random.key(seed))[0] for seed in (1, 1, 2)
+    first, other = jax.random.split(KEY)
+    outputs, stats = drawn(jnp.stack([first, first, other]))
+    assert_equal(outputs[0], outputs[1])
+    assert (outputs[0] != outputs[2]).any()
+    alone, own, _ = everything(DROPPING, PARTED, X, True, other)
+    assert_close((outputs[2], jax.tree.map(lambda a: a[2], stats)), (alone, own))
+    assert_close(
+        everything(DROPPING, PARTED, X, False, KEY)[0], everything(CUT, PARTED, X, False)[0]
     )
-    assert_equal(first, again)
-    assert (first != other).any()
-    assert_close(everything(DROPPING, cut, X, False, KEY)[0], everything(CUT, cut, X, False)[0])
-    with pytest.raises(ValueError, match="key"):
-        models.apply(DROPPING, cut, X, MASK, True)
-
-
-def test_clients_of_a_vmap_draw_and_count_on_their_own(variables: Variables) -> None:
-    cut, keys = parted(variables), jax.random.split(KEY, 3)
-    together = jax.jit(jax.vmap(lambda key: models.apply(DROPPING, cut, X, MASK, True, key)))(keys)
-    for i, key in enumerate(keys):
-        alone = everything(DROPPING, cut, X, True, key)[:2]
-        outputs = jnp.where(MASK[:, None], together[0][i], 0)
-        assert_close((outputs, jax.tree.map(lambda a, i=i: a[i], together[1])), alone)
-    assert (together[0][0] != together[0][1]).any()
+    with pytest.raises(UsageError, match="key"):
+        models.apply(DROPPING, PARTED, X, MASK, True)
 
 
 def test_a_module_starts_from_its_own_values_and_a_function_from_the_key() -> None:
@@ -231,4 +221,3 @@ def test_a_factory_of_the_command_line_may_return_one(name: str) -> None:
     first, other = (model.init(jax.random.key(seed), X).params for seed in (0, 1))
     differs = (first.head["hidden"]["kernel"] != other.head["hidden"]["kernel"]).any()
     assert differs == (name == "Net")
-    assert not names.takes(names.network(f"{__name__}:{name}"), "rngs")
