@@ -41,17 +41,10 @@ def test_as_many_parameters_as_elsewhere() -> None:
     assert count(models.resnet50(1000)) == 25_557_032  # torchvision's, timm's
 
 
-@pytest.mark.parametrize(
-    ("image_size", "sides"),
-    slow.after(1, [(224, (56, 56, 28, 14, 7)), (32, (32, 32, 16, 8, 4)), (64, (32, 32, 16, 8, 4))]),
-)
-def test_sides_after_the_first_layer_and_each_stage(image_size: int, sides: tuple) -> None:
+@pytest.mark.parametrize(("image_size", "sides"), [(224, (56, 7)), (32, (32, 4)), (64, (32, 4))])
+def test_sides_after_the_first_layer_and_the_last_stage(image_size: int, sides: tuple) -> None:
     x, mask = np.zeros((2, image_size, image_size, 3), np.uint8), np.ones(2, bool)
-    channels = (WIDTHS[0], *WIDTHS)
-    expected = [(2, side, side, d) for side, d in zip(sides, channels, strict=True)]
-    for cut, shape in enumerate([*expected, (2, WIDTHS[-1])], 1):
-        if image_size != 224 and 1 < cut < 5:
-            continue
+    for cut, shape in ((1, (sides[0], sides[0], 2)), (5, (sides[1], sides[1], 6)), (6, (6,))):
         model = tiny(image_size=image_size, cut=cut, norm="group")
         features = jax.eval_shape(
             lambda key, model=model: model.encode(
@@ -59,7 +52,7 @@ def test_sides_after_the_first_layer_and_each_stage(image_size: int, sides: tupl
             ),
             KEY,
         )[0]
-        assert features.shape == shape
+        assert features.shape == (2, *shape)
 
 
 @pytest.mark.slow
