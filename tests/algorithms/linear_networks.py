@@ -121,18 +121,19 @@ def run(
     federation: Federation,
     attend: Any = ATTEND,
     *,
+    model: Model = MODEL,
     delays: Any = (),
     drop_nonfinite: bool = False,
 ) -> list[rounds.State]:
     """The state before the first round and after each, two clients at once.
 
-    delays: of all clients of a round, by default 0.
+    model: the network that is drawn. delays: of all clients of a round, by default 0.
     """
     axis, key = devices.chunked(2), jax.random.key(0)
 
     @jax.jit
     def start() -> rounds.State:
-        variables = MODEL.init(key, federation.data.x)
+        variables = model.init(key, federation.data.x)
         return rounds.init(algorithm, variables, federation, key, history=2)
 
     @jax.jit

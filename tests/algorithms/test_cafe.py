@@ -1,6 +1,6 @@
 """CAFE's kernels against their identities, its rounds against NumPy, in float64."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import hypothesis.strategies as st
@@ -12,38 +12,15 @@ import pytest
 from hypothesis import given, settings
 
 import federations
+import linear_networks as linear
 from federations import plain
 from fedjax_inv import devices, local, models, rounds
 from fedjax_inv.algorithms import cafe
-from fedjax_inv.data import federation as federations_of
-from fedjax_inv.types import Array, Federation, Halves, Model, Tree, Variables
+from fedjax_inv.types import Array
 
-SIZES = (4, 0, 1, 7, 5)
-ATTEND = ((0, 2, 3), (1, 2, 4), (0, 1, 3, 4))
-RATE, MOMENTUM, NUM_STEPS, SERVER_RATE, SERVER_MOMENTUM = 0.3, 0.9, 3, 1.3, 0.5
-K, D = 4, 3
+SERVER_RATE, SERVER_MOMENTUM = 1.3, 0.5
+K, D = 4, 3  # of the kernels' tests
 SETTINGS = {"alpha": 0.4, "beta": 0.3, "gamma": 0.1, "scale": 3.0}
-Weights = tuple[np.ndarray, np.ndarray]  # body [5, D], head [D, K]
-
-
-def half(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Any = None, /) -> Any:
-    return x @ params, stats
-
-
-def init(key: Array, x: Array) -> Variables:
-    draws = jax.random.split(key)
-    params = jax.random.normal(draws[0], (5, D)), jax.random.normal(draws[1], (D, K))
-    return Variables(Halves(*params), Halves((), ()))
-
-
-MODEL = Model(init, half, half)
-
-
-def held() -> Federation:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(sum(SIZES), 5)), rng.integers(0, K, sum(SIZES))
-    parts = np.split(rng.permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return federations_of.of_parts(federations_of.examples(x, y), parts)
 
 
 def normalised(v: np.ndarray) -> np.ndarray:
@@ -53,7 +30,7 @@ def normalised(v: np.ndarray) -> np.ndarray:
 
 def direction(mode: str, source: np.ndarray) -> np.ndarray:
     if mode == "svd":
-        return np.linalg.svd(source)[2][0] if source.any() else np.zeros(D)
+        return np.linalg.svd(source)[2][0] if source.any() else np.zeros(len(source[0]))
     return normalised(source.mean(0) if mode == "row_mean" else source)
 
 
@@ -82,14 +59,14 @@ def calibrated(w: np.ndarray, d_g: np.ndarray, d_l: np.ndarray, c: Chosen) -> np
 
 
 def trained(
-    start: Weights, mean: np.ndarray, x: np.ndarray, y: np.ndarray, c: Chosen
-) -> tuple[Weights, np.ndarray]:
-    """A client's network after its steps, and its mean features: the chain rule by hand."""
+    start: linear.Weights, mean: np.ndarray, x: np.ndarray, y: np.ndarray, c: Chosen
+) -> tuple[linear.Weights, np.ndarray]:
+    """A client's change by its steps, and its mean features: the chain rule by hand."""
     body, w = start[0], start[1].T
     d_g = direction(c.drift_mode, mean if c.drift_mode == "feature_ema" else w)
     velocity = [np.zeros_like(body), np.zeros_like(w)]
-    total, mean = np.zeros_like(w), np.zeros(D)
-    for t in range(1, 1 + NUM_STEPS):
+    total, mean = np.zeros_like(w), np.zeros(w.shape[1])
+    for t in range(1, 1 + linear.NUM_STEPS):
         d_l = direction(c.drift_mode, mean if c.drift_mode == "feature_ema" else velocity[1])
         if c.orthogonal_directions:
             d_l = normalised(d_l - project(d_l, d_g))
@@ -99,7 +76,7 @@ def trained(
         n = np.sqrt((h**2).sum(1, keepdims=True) + 1e-12)
         z = SETTINGS["scale"] * (h / n) @ average.T
         p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
-        dz = SETTINGS["scale"] * (p - np.eye(K)[y]) / len(y)
+        dz = SETTINGS["scale"] * (p - np.eye(len(w))[y]) / len(y)
         dq = dz.T @ (h / n)
         if c.history_average and c.history_gradient == "literal":
             dq = dq / t
@@ -111,35 +88,12 @@ def trained(
             dq = dq / whole - w * (w * dq).sum(1, keepdims=True) / (norm * whole**2)
         dh = dz @ average
         dh = dh / n - h * (h * dh).sum(1, keepdims=True) / n**3
-        velocity = [MOMENTUM * v + g for v, g in zip(velocity, (x.T @ dh, dq), strict=True)]
-        body, w = body - RATE * velocity[0], w - RATE * velocity[1]
+        grads = zip(velocity, (x.T @ dh, dq), strict=True)
+        velocity = [linear.MOMENTUM * v + g for v, g in grads]
+        body, w = body - linear.RATE * velocity[0], w - linear.RATE * velocity[1]
         total = total + q
         mean = c.feature_decay * mean + (1 - c.feature_decay) * h.mean(0)
-    return (body, w.T), mean
-
-
-class Written(NamedTuple):
-    weights: Weights
-    mean: np.ndarray
-
-
-def reference(w: Weights, held: Federation, c: Chosen) -> list[Written]:
-    """The server after each round."""
-    examples = [
-        (np.asarray(held.data.x)[rows], np.asarray(held.data.y)[rows])
-        for rows in federations_of.parts_of(held)
-    ]
-    velocity, mean, found = [0.0, 0.0], np.zeros(D), []
-    for cohort in ATTEND:
-        present = [client for client in cohort if SIZES[client]]
-        ends = [trained(w, mean, *examples[client], c) for client in present]
-        sizes = [SIZES[client] for client in present]
-        mean = np.average([end[1] for end in ends], 0, sizes)
-        moves = [np.average([end[0][i] - w[i] for end in ends], 0, sizes) for i in range(2)]
-        velocity = [SERVER_MOMENTUM * v + m for v, m in zip(velocity, moves, strict=True)]
-        w = w[0] + SERVER_RATE * velocity[0], w[1] + SERVER_RATE * velocity[1]
-        found.append(Written(w, mean))
-    return found
+    return [body - start[0], w.T - start[1]], mean
 
 
 @pytest.mark.parametrize(
@@ -162,40 +116,34 @@ def reference(w: Weights, held: Federation, c: Chosen) -> list[Written]:
 )
 def test_cafe_is_its_formula(chosen: Chosen) -> None:
     with jax.enable_x64(True):
-        federation = held()
+        held = linear.held()
         algorithm = cafe.cafe(
-            MODEL,
-            local.full_batch(optax.sgd(RATE, MOMENTUM), capacity=8, num_steps=NUM_STEPS),
+            linear.MODEL,
+            linear.work(),
             server_optimizer=optax.sgd(SERVER_RATE, SERVER_MOMENTUM),
             **SETTINGS,
             **chosen._asdict(),
         )
-        key = jax.random.key(0)
-        variables = jax.jit(MODEL.init)(key, federation.data.x)
-        state = rounds.init(algorithm, variables, federation, key)
-
-        @jax.jit
-        def step(state: rounds.State, present: Array) -> tuple[rounds.State, Tree, Array]:
-            cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-            axis = devices.chunked(2)
-            state, reports = rounds.step(algorithm, state, cohort, federation, axis=axis)
-            return state, reports, algorithm.predict(state.server, (), federation.data.x)
-
-        w = np.asarray(variables.params.body), np.asarray(variables.params.head)
-        for expected, cohort in zip(reference(w, federation, chosen), ATTEND, strict=True):
-            state, reports, served = step(state, np.isin([3, 0, 4, 2, 1], cohort))
-            params, mean = state.server.variables.params, state.server.side
-            for got, wanted in zip(params, expected.weights, strict=True):
-                np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-11)
-            assert set(reports[0].metrics) == {"loss"}
-            body, w = expected.weights[0], expected.weights[1].T
-            source = w
+        states = linear.run(algorithm, held)
+        w, examples = linear.weights_of(states[0]), linear.examples_of(held)
+        velocity, mean = [np.zeros_like(part) for part in w], np.zeros(3)
+        for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
+            clients = linear.present(cohort)
+            ends = [trained(w, mean, *examples[client], chosen) for client in clients]
+            sizes = [linear.SIZES[client] for client in clients]
+            mean = np.average([end[1] for end in ends], 0, sizes)
+            moves = linear.mean([end[0] for end in ends], sizes)
+            velocity = [SERVER_MOMENTUM * v + m for v, m in zip(velocity, moves, strict=True)]
+            w = [a + SERVER_RATE * v for a, v in zip(w, velocity, strict=True)]
+            linear.assert_weights(state, w)
+            source = w[1].T
             if chosen.drift_mode == "feature_ema":
-                np.testing.assert_allclose(mean, expected.mean, rtol=1e-9, atol=1e-12)
-                source = expected.mean
-            h = np.asarray(federation.data.x) @ body
-            q = calibrated(w, direction(chosen.drift_mode, source), np.zeros(D), chosen)
+                np.testing.assert_allclose(state.server.side, mean, rtol=1e-9, atol=1e-12)
+                source = mean
+            h = np.asarray(held.data.x) @ w[0]
+            q = calibrated(w[1].T, direction(chosen.drift_mode, source), np.zeros(3), chosen)
             z = SETTINGS["scale"] * h / np.sqrt((h**2).sum(1, keepdims=True) + 1e-12) @ q.T
+            served = algorithm.predict(state.server, (), held.data.x)
             np.testing.assert_allclose(served, z, rtol=1e-9, atol=1e-11)
 
 
@@ -365,16 +313,14 @@ def test_classwise_serving_never_changes_which_class_is_largest() -> None:
         np.testing.assert_allclose(z(alpha), (1 - alpha) * z(0.0), rtol=1e-4, atol=1e-5)
 
 
-WORK = local.full_batch(optax.sgd(RATE, MOMENTUM), capacity=8)
-
-
 def test_a_traced_beta_without_momentum_is_nan_unless_it_is_0() -> None:
-    federation, key = held(), jax.random.key(0)
+    federation, key = linear.held(), jax.random.key(0)
     plain = local.full_batch(optax.sgd(0.1), capacity=8)
 
     def loss(beta: Array) -> Array:
-        algorithm = cafe.cafe(MODEL, plain, beta=beta)
-        state = rounds.init(algorithm, MODEL.init(key, federation.data.x), federation, key)
+        algorithm = cafe.cafe(linear.MODEL, plain, beta=beta)
+        variables = linear.MODEL.init(key, federation.data.x)
+        state = rounds.init(algorithm, variables, federation, key)
         cohort = federations.cohort([0])
         state, _ = rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
         return jnp.stack([jnp.sum(leaf) for leaf in jax.tree.leaves(state.server.variables)]).sum()
@@ -389,7 +335,7 @@ def test_positions_are_averaged_as_the_head_does() -> None:
     federation = federations.in_floats(federations.federation())
     algorithm = cafe.cafe(
         model(),
-        WORK,
+        linear.work(),
         scale=1.0,
         feature_calibration=False,
         parameter_calibration=False,

@@ -1,7 +1,7 @@
 """FedCFA: its kernels against closed forms, its rounds against the paper's in NumPy, in float64."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,24 +11,21 @@ import optax
 import pytest
 
 import federations
+import linear_networks as linear
 import slow
-from fedjax_inv import communication, devices, local, platforms, rounds
-from fedjax_inv.algorithms import fedavg, fedcfa
+from fedjax_inv import communication, local, platforms, rounds
+from fedjax_inv.algorithms import fedcfa
 from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
-from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import (
-    Algorithm,
     Array,
     Batch,
-    Cohort,
     Federation,
     GradFn,
     Halves,
     Local,
     Model,
     Shard,
-    Step,
     Trained,
     Tree,
     Variables,
@@ -203,8 +200,6 @@ def test_the_slope_of_decorrelation_is_that_of_finite_differences() -> None:
 
 # A round.
 
-SIZES = (4, 0, 2, 7, 1)
-CAPACITY = max(SIZES)
 POSITIONS, CHANNELS = 2, 3
 RATE, NUM_STEPS = 0.3, 2
 TOP_K, POSITIVE, NEGATIVE, DECORRELATION = 1, 1.5, 0.7, 0.9
@@ -237,13 +232,6 @@ def init(key: Array, x: Array) -> Variables:
 
 
 MODEL = Model(init, encode, decode)
-
-
-def held() -> Federation:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(sum(SIZES), 4)), rng.integers(0, 3, sum(SIZES))
-    parts = np.split(rng.permutation(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return federations_of.of_parts(federations_of.examples(x, y), parts)
 
 
 def factors_of(body: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -328,14 +316,10 @@ class Written(NamedTuple):
 
 def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[Written]:
     """The states after each round; all averages are one row."""
-    examples = [
-        (np.asarray(held.data.x)[rows], np.asarray(held.data.y)[rows])
-        for rows in federations_of.parts_of(held)
-    ]
-    average, found = None, []
+    examples, average, found = linear.examples_of(held), None, []
     for cohort in attend:
         moved, sizes, means = [], [], []
-        for x, y in (examples[client] for client in cohort if SIZES[client]):
+        for x, y in (examples[client] for client in linear.present(cohort)):
             now = w
             for _ in range(NUM_STEPS):
                 told = {"now": now, "received": w, "x": x, "y": y, "average": average}
@@ -367,24 +351,15 @@ def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[W
 )
 def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
     with jax.enable_x64(True):
-        examples = held()
-        work = local.full_batch(optax.sgd(RATE), capacity=CAPACITY, num_steps=NUM_STEPS)
+        held = linear.held()
+        work = local.full_batch(optax.sgd(RATE), capacity=8, num_steps=NUM_STEPS)
         algorithm = fedcfa.fedcfa(
             MODEL, work, top_k=TOP_K, detach=detach, combining=combining, rows=1, **WEIGHTS
         )
-        variables = init(jax.random.key(0), examples.data.x)
-        state = rounds.init(algorithm, variables, examples, jax.random.key(0))
-
-        @jax.jit
-        def step(state: rounds.State, present: Array) -> rounds.State:
-            who = jnp.arange(len(SIZES), dtype=jnp.int32)
-            cohort = Cohort(who, present, jnp.zeros_like(who))
-            return rounds.step(algorithm, state, cohort, examples, axis=devices.chunked(1))[0]
-
-        start = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(variables.params))
-        wanted = reference(start, examples, attend, detach)
-        for cohort, expected in zip(attend, wanted, strict=True):
-            state = step(state, np.isin(np.arange(len(SIZES)), cohort))
+        first, *states = linear.run(algorithm, held, attend, model=MODEL)
+        start = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(first.server.variables.params))
+        wanted = reference(start, held, attend, detach)
+        for state, expected in zip(states, wanted, strict=True):
             got = state.server.side.averages
             np.testing.assert_allclose(got.x[0], expected.average[0], rtol=1e-9)
             np.testing.assert_allclose(got.y[0], expected.average[1], rtol=1e-9)
@@ -393,184 +368,42 @@ def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
                 np.testing.assert_allclose(leaf, weights, rtol=1e-5, atol=1e-7)
 
 
-# A step.
-
-NUM = 8
-
-
-def captured(
-    make: Callable[[Work], Algorithm], variables: Variables, batch: Batch, side: Tree
-) -> Step:
-    """The local step of an algorithm on a batch, from the network received."""
-    steps = []
-
-    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        steps.append(grad_fn(local.variables, batch, key))
-        return Trained(local, jnp.int32(1), {}, ())
-
-    algorithm = make(Work(lambda variables: Local(variables, ()), run))
-    shard = federations.shard_of(federations.federation(), 0)
-    zero = jnp.int32(0)
-    message = Message(variables, side)
-    algorithm.exchanges[0].client(Visit(message, (), shard, zero, zero, jax.random.key(1)))
-    return steps[0]
-
-
-def batch_of(mask: np.ndarray | None = None) -> Batch:
-    data = federations.federation().data
-    real = np.ones(NUM, bool) if mask is None else mask
-    return Batch(data.x[:NUM], data.y[:NUM], jnp.asarray(real))
-
-
-def pool_of(num: int, num_real: int) -> Averages:
-    data = federations.federation().data
-    x = data.x[NUM : NUM + num] / jnp.float32(255)
-    y = jax.nn.softmax(jax.random.normal(jax.random.key(0), (num, 3)))
-    real = jnp.arange(num) < num_real
-    return jax.tree.map(
-        lambda leaf: leaf * real.reshape(-1, *(1,) * (leaf.ndim - 1)), Averages(x, y, real)
-    )
-
-
-@cache
-def normed_start() -> Variables:
-    return jax.jit(lambda key: federations.initial(federations.small_normed(), key))(
-        jax.random.key(5)
-    )
-
-
-@cache
-def program(detach: bool, statistics: str = "examples", **off: int) -> Callable[..., Step]:
-    """off: weights that are 0 for good; the others may be traced."""
-    start = normed_start()
-
-    def step(weights: dict[str, Array], batch: Batch, pool: Averages) -> Step:
-        def make(work: Work) -> Algorithm:
-            given = {"top_k": 1, "detach": detach, "statistics": statistics, **weights, **off}
-            return fedcfa.fedcfa(federations.small_normed(), work, **given)
-
-        return captured(make, start, batch, pool)
-
-    return jax.jit(step)
-
-
-def normed_step(
-    weights: dict[str, float],
-    *,
-    batch: Batch | None = None,
-    pool: Averages | None = None,
-    detach: bool = True,
-) -> Step:
-    given = {**dict.fromkeys(WEIGHTS, 0.0), **weights}
-    return program(detach)(given, batch or batch_of(), pool or pool_of(4, 3))
-
-
-@cache
-def fedavg_step() -> Step:
-    def make(work: Work) -> Algorithm:
-        return fedavg.fedavg(federations.small_normed(), work)
-
-    start = normed_start()
-    return jax.jit(lambda batch: captured(make, start, batch, ()))(batch_of())
-
-
-@pytest.mark.slow
-def test_what_detaches_trains_the_head_alone_and_leaves_statistics() -> None:
-    weights = {"positive_weight": 2.0, "negative_weight": 3.0}
-    plain, detached = fedavg_step(), normed_step(weights)
-    attached = normed_step(weights, detach=False)
-    federations.assert_close(detached.grads.body, plain.grads.body, rtol=1e-5, atol=1e-7)
-    federations.assert_close(attached.grads.head, detached.grads.head, rtol=1e-5, atol=1e-7)
-    for got in (detached, attached):
-        assert optax.tree.norm(optax.tree.sub(got.grads.head, plain.grads.head)) > 0.1
-        federations.assert_close(got.stats, plain.stats, rtol=1e-6, atol=1e-7)
-    assert optax.tree.norm(optax.tree.sub(attached.grads.body, plain.grads.body)) > 0.1
-
-
-@pytest.mark.parametrize("num_real", [0, 1])
-def test_statistics_as_in_the_release_are_those_of_four_passes(num_real: int) -> None:
+@pytest.mark.parametrize("has_averages", [False, True])
+def test_statistics_as_in_the_release_are_those_of_four_passes(has_averages: bool) -> None:
     """Of one row of averages, and of all factors replaced, the passes are known."""
-    model, batch, pool = federations.small_normed(), batch_of(), pool_of(4, num_real)
-    start = normed_start()
-    weights = {"positive_weight": 2.0, "negative_weight": 3.0, "decorrelation_weight": 0.0}
+    model, data = federations.small_normed(), federations.federation().data
+    batch = Batch(data.x[:8], data.y[:8], jnp.ones(8, bool))
+    x, y = data.x[8:9] / jnp.float32(255), jnp.ones((1, 3)) / 3
+    pool = Averages(x * has_averages, y * has_averages, jnp.array([has_averages]))
 
     @jax.jit
-    def passes() -> tuple[Halves, int]:
+    def both() -> tuple[Variables, Halves, Halves]:
+        start = federations.initial(model, jax.random.key(5))
         params, (body, head) = start
         factors, body = model.encode(params.body, body, batch.x, batch.mask, True)
         _, head = model.decode(params.head, head, factors, batch.mask, True)
-        if num_real:
-            x = jnp.repeat(pool.x[:1], NUM, 0)
-            factors, body = model.encode(params.body, body, x, batch.mask, True)
+        if has_averages:
+            repeated = jnp.repeat(pool.x, 8, 0)
+            factors, body = model.encode(params.body, body, repeated, batch.mask, True)
             for _ in range(2):
                 _, head = model.decode(params.head, head, factors, batch.mask, True)
-        return Halves(body, head), factors.shape[-1]
+        steps = []
 
-    expected, num_factors = passes()
-    got = program(True, "all", top_k=int(num_factors))(weights, batch, pool).stats
+        def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
+            steps.append(grad_fn(local.variables, batch, key))
+            return Trained(local, jnp.int32(1), {}, ())
+
+        work = Work(lambda variables: Local(variables, ()), run)
+        arguments = {"top_k": int(factors.shape[-1]), "statistics": "all"}
+        algorithm = fedcfa.fedcfa(model, work, **arguments)
+        shard, zero = federations.shard_of(federations.federation(), 0), jnp.int32(0)
+        visit = Visit(Message(start, pool), (), shard, zero, zero, jax.random.key(1))
+        algorithm.exchanges[0].client(visit)
+        return start, Halves(body, head), steps[0].stats
+
+    start, expected, got = both()
     federations.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert optax.tree.norm(optax.tree.sub(got.head, start.stats.head)) > 0.01
-
-
-def test_the_gradient_is_the_sum_of_its_terms() -> None:
-    plain, whole = fedavg_step(), normed_step(WEIGHTS)
-    moved = [
-        optax.tree.sub(normed_step({name: weight}).grads, plain.grads)
-        for name, weight in WEIGHTS.items()
-    ]
-    for part in moved:
-        assert optax.tree.norm(part) > 1e-2
-    total = optax.tree.add(plain.grads, optax.tree.add(moved[0], optax.tree.add(*moved[1:])))
-    federations.assert_close(whole.grads, total, rtol=1e-4, atol=1e-6)
-    # Correlation trains the body alone.
-    assert optax.tree.norm(moved[2].head) < 1e-6
-
-
-def test_without_averages_only_correlation_counts() -> None:
-    got = normed_step(WEIGHTS, pool=pool_of(4, 0))
-    expected = normed_step({"decorrelation_weight": DECORRELATION})
-    federations.assert_close(got.grads, expected.grads, rtol=1e-5, atol=1e-7)
-    assert got.metrics["positive_loss"] == got.metrics["negative_loss"] == 0
-    assert got.metrics["correlation"] > 0
-
-
-def test_scores_are_those_of_the_network_that_was_received() -> None:
-    """Of a linear head the class's column, whatever local steps have made of the head."""
-    model, batch, pool = federations.mlp(), batch_of(), pool_of(4, 1)
-
-    @jax.jit
-    def of(key: Array, sign: Array) -> tuple[Variables, Array, Array, Array]:
-        variables = federations.initial(model, key)
-        head = jax.tree.map(lambda leaf: sign * leaf, variables.params.head)
-        step = captured_at(model, variables, head, batch, pool)
-        both = (batch.x / jnp.float32(255), pool.x[jnp.zeros(NUM, jnp.int32)])
-        body = variables.params.body
-        factors, average = (model.encode(body, {}, x, batch.mask, True)[0] for x in both)
-        return variables, factors, average, step.metrics["positive_loss"]
-
-    for sign in (1.0, -1.0):
-        variables, factors, average, got = of(jax.random.key(0), sign)
-        dense = jax.tree.leaves(variables.params.head)
-        kernel, bias = (np.asarray(next(d for d in dense if d.ndim == axes)) for axes in (2, 1))
-        swapped = np.array(factors)
-        for i, label in enumerate(np.asarray(batch.y)):
-            lowest = np.argsort(kernel[:, label])[:2]
-            swapped[i, lowest] = average[i, lowest]
-        expected = entropy(sign * (swapped @ kernel + bias), np.eye(3)[np.asarray(batch.y)])
-        np.testing.assert_allclose(got, expected, rtol=1e-4)
-
-
-def captured_at(
-    model: Model, received: Variables, head: Tree, batch: Batch, pool: Averages
-) -> Step:
-    """A step from another head than that which was received."""
-
-    def make(work: Work) -> Algorithm:
-        local_variables = received._replace(params=received.params._replace(head=head))
-        started = work._replace(init=lambda variables: Local(local_variables, ()))
-        return fedcfa.fedcfa(model, started, top_k=2, negative_weight=0)
-
-    return captured(make, received, batch, pool)
 
 
 def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
@@ -593,8 +426,5 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
     assert traffic(positive_weight=0.0, negative_weight=0) == (network, network)
 
 
-@pytest.mark.parametrize(("num_factors", "number"), [(1, 1), (2, 1), (7, 2), (32, 12), (64, 24)])
-def test_by_default_three_eighths_of_the_factors_are_replaced(
-    num_factors: int, number: int
-) -> None:
-    assert fedcfa.default_top_k(num_factors) == number
+def test_by_default_three_eighths_of_the_factors_are_replaced() -> None:
+    assert [fedcfa.default_top_k(number) for number in (1, 2, 7, 32, 64)] == [1, 1, 2, 12, 24]
