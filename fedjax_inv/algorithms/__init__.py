@@ -2,6 +2,10 @@
 
 `from fedjax_inv.algorithms import fedipg` gives the kernels (`fedipg.invariance`) and the factory
 (`fedipg.fedipg`). LISTED names the files with an algorithm.
+
+All factories take a `model`, the network; `work`, local training; and most of them `loss`, its
+objective; `server_optimizer`, the server's optimizer, on the mean delta; and `weighting`, how much
+a client counts in that mean. A factory describes those that mean more, and its own arguments.
 """
 
 LISTED = (

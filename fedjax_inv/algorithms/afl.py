@@ -83,12 +83,9 @@ def afl(
     """Return agnostic federated learning (Mohri et al. 2019).
 
     Args:
-      model: the network.
-      work: local training.
       step_size: the step of the mixture; 0 is FedAvg with weighting="uniform".
       loss_batch_size: examples at once in the pass for R; it changes only time and memory.
       loss: the objective of local training, and R.
-      server_optimizer: the server's optimizer, on the mean delta.
     """
     checks.real("step_size", step_size)
     checks.integer("loss_batch_size", loss_batch_size)

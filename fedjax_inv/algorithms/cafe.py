@@ -337,8 +337,6 @@ def cafe(
     momentum 0.9, reset in each round, and momentum on the server (`server_optimizer`), too.
 
     Args:
-      model: the network.
-      work: local training.
       alpha: share of the global direction that is removed.
       beta: share of the local direction that is removed.
       gamma: constant that is added to the classifier's norms.
@@ -358,8 +356,6 @@ def cafe(
         present batch's is taken alone.
       history_gradient: gradient of that average by the present batch's classifier: "literal", 1/t,
         or "straight_through", 1.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     numbers, directions = (alpha, beta, gamma, scale), (drift_mode, orthogonal_directions)

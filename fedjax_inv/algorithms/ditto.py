@@ -48,11 +48,9 @@ def ditto(
     It reports the risk of the own network in its local steps as "personal_loss".
 
     Args:
-      model: the network.
       work: local training, of the global network and of the client's own.
       proximal: weight of the proximal term, the paper's lambda; 0: the own networks are trained on
         the client's examples alone.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta of the global network.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """

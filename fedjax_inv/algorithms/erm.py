@@ -16,11 +16,6 @@ FACTS = Facts(pooled=True)
 
 def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> Algorithm:
     """Return ordinary training, as a federation of one client.
-
-    Args:
-      model: the network.
-      work: local training.
-      loss: the objective of training.
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(

@@ -364,8 +364,6 @@ def exit_strategy(
     """Return FedAvg, FedIPG or another algorithm with the exit strategy (see `wrap`).
 
     Args:
-      model: the network.
-      work: local training.
       wrapped: the algorithm, "fedavg" or "fedipg"; in Python also a factory of one's own, called
         with the arguments of FedAvg.
       penalty: FedIPG's penalty, or None for its default.
@@ -379,7 +377,6 @@ def exit_strategy(
         where that is above 0; it finds clients that rarely arrive. None for no such rule.
       pretraining_rounds: the rounds after which clients may leave.
       loss: the objective of local training and of contributions.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients in the mean of their updates, "size" or "uniform"; in Python
         also a function of `Slots`. Contributions are weighted by size whatever it is.
     """

@@ -25,10 +25,6 @@ def fedavg(
     """Return FedAvg (McMahan et al. 2017, Algorithm 1).
 
     Args:
-      model: the network.
-      work: local training.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" (n_i / n) or "uniform" over the clients that attend; in
         Python also a function of `Slots`.
     """

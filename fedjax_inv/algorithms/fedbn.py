@@ -91,9 +91,6 @@ def fedbn(
     """Return FedBN (Li et al. 2021, Algorithm 1). A client's own state is its local variables.
 
     Args:
-      model: the network.
-      work: local training.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta of the shared parameters.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
       is_local: path -> whether the variable stays with its client (see `partition`); if nothing

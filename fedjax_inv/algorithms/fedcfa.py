@@ -292,8 +292,6 @@ def fedcfa(
     reported without its weight, averaged over local steps.
 
     Args:
-      model: the network.
-      work: local training.
       top_k: how many of the factors are replaced; None for three eighths of them, at least 1.
       positive_weight: weight of the counterfactuals that keep their label.
       negative_weight: weight of the counterfactuals whose label changes.
@@ -308,7 +306,6 @@ def fedcfa(
       chunk: examples in a row of a "pool".
       mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
         inputs that are neither 8-bit images nor in floating point.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.one_of("statistics", statistics, ("examples", "all"))

@@ -126,14 +126,11 @@ def feddg_ga(
     """Return FedAvg with generalisation adjustment (Zhang et al. 2023).
 
     Args:
-      model: the network.
-      work: local training.
       step_size: the first step of the weights, the paper's d; 0 is FedAvg with
         weighting="uniform"; None for 0.6 / number of clients, the paper's 0.2 for its three.
       num_rounds: rounds until the step is 0, normally all rounds of the run.
       loss_batch_size: examples at once in the passes for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
-      server_optimizer: the server's optimizer, on the mean delta.
     """
     if step_size is not None:
         checks.real("step_size", step_size)

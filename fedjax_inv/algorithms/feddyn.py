@@ -73,10 +73,7 @@ def feddyn(
     """Return FedDyn (Acar et al. 2021, Algorithm 1).
 
     Args:
-      model: the network.
-      work: local training.
       alpha: weight of the quadratic term, above 0.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta less h / alpha.
     """
     checks.positive("alpha", alpha)

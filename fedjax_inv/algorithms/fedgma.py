@@ -70,10 +70,7 @@ def fedgma(
     """Return gradient masked averaging (Tenison et al. 2022, Algorithm 1).
 
     Args:
-      model: the network.
-      work: local training.
       agreement: agreement of signs from which a parameter moves by the whole mean; 0 is FedAvg.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the masked mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """

@@ -128,14 +128,10 @@ def fediir(
     It reports R as "loss" and the squared distance as "alignment", averaged over local steps.
 
     Args:
-      model: the network.
-      work: local training.
       penalty: weight of the alignment, the paper's gamma; 0 is FedAvg.
       decay: decay of G from round to round, in [0, 1].
       gradient_batch_size: examples in a batch of the pass for G; the release takes the batches of
         training.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients in the mean of networks, "uniform" (as in the release) or
         "size"; in Python also a function of `Slots`.
     """

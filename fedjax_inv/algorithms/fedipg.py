@@ -210,8 +210,6 @@ def fedipg(
     It reports R as "loss" and s as "invariance", of whole batches, averaged over local steps.
 
     Args:
-      model: the network.
-      work: local training.
       penalty: weight of the penalty, the paper's lambda; 0 is FedAvg. In Python also a schedule of
         the round.
       warmup_rounds: rounds before the penalty starts.
@@ -225,8 +223,6 @@ def fedipg(
       scale_loss: whether f is divided by max(1, penalty).
       derivative: method of `penalised_value_and_grad`, "reverse_over_forward" or
         "forward_over_reverse".
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     penalty_at = penalty_schedule(

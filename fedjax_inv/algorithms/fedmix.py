@@ -182,8 +182,6 @@ def fedmix(
     It reports the mixed loss as "loss".
 
     Args:
-      model: the network.
-      work: local training.
       ratio: share of the mean example in the mixture, the paper's lambda, in [0, 1]; 0 is FedAvg.
       rows: the most means of a client, each over ceil(n / rows) of its n examples, the last one
         over the rest; 1 is one mean over all.
@@ -191,7 +189,6 @@ def fedmix(
         accept; needed for inputs that are neither 8-bit images nor in floating point.
       loss: the objective R, of outputs and targets [B, K], which are one-hot for classes; it must
         take means of targets, too.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("ratio", ratio, 0, 1)

@@ -89,13 +89,11 @@ def fednova(
     """Return FedNova (Wang et al. 2020).
 
     Args:
-      model: the network.
       work: local training by SGD that records its momentum: `local.epochs(..., momentum=0.9)`; 0
         for plain SGD.
       proximal: weight of FedProx's proximal term, the paper's mu.
       step_size: the clients' learning rate, on which a_i depends if there is a proximal term;
         None: `work.learning_rate`. A schedule inside of the optimizer is not followed.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the normalised mean delta.
       weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """

@@ -176,14 +176,10 @@ def fedproto(
     It reports both terms, the second one without its weight as "distance".
 
     Args:
-      model: the network.
-      work: local training.
       penalty: weight of the distance, the paper's lambda; 0 with share_weights is FedAvg.
       share_weights: whether networks are averaged. If not, as in the paper, each client keeps its
         own network, from a common start, and a client that never trained is served with the initial
         network; server_optimizer and weighting then have no effect.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients in the mean of networks, "size" or "uniform"; in Python also a
         function of `Slots`.
     """

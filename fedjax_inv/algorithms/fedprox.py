@@ -51,11 +51,7 @@ def fedprox(
     """Return FedProx (Li et al. 2020, Algorithm 2).
 
     Args:
-      model: the network.
-      work: local training.
       proximal: weight of the proximal term, the paper's mu; 0 is FedAvg.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("proximal", proximal)

@@ -66,12 +66,8 @@ def fedpvr(
     A client's own state is its control variate. The paper's clients train by SGD with momentum 0.9.
 
     Args:
-      model: the network.
-      work: local training.
       corrected: parameters that are corrected: "classifier", or "all", which is SCAFFOLD without
         momentum.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "uniform" or "size", for the networks alone; in Python also a
         function of `Slots`.
     """

@@ -149,13 +149,9 @@ def fedsr(
     default weights are those of the authors' release for PACS.
 
     Args:
-      model: the network.
-      work: local training.
       l2r: weight of the squared norm of the representation.
       cmi: weight of its divergence from the Gaussian of the class, a bound of the conditional
         mutual information of the representation and the input.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("l2r", l2r)

@@ -153,8 +153,6 @@ def fl_games(
     """Return FL Games (Algorithm 1); the clients that have examples are the players.
 
     Args:
-      model: the network.
-      work: local training.
       play: "parallel": all players move in every round; "sequential": one player after the other.
       memory: H of SMOOTH, how many last actions of a player the others respond to; 0 for none.
       memory_mix: weight of the memory (`response_logits`), "per_opponent", "literal" or
@@ -166,7 +164,6 @@ def fl_games(
       body_batch_size: examples of each client for a gradient of the representation.
       fast: whether the gradient of the representation is over all of a client's examples instead
         of one batch.
-      loss: the objective.
 
     Returns:
       The algorithm. It has no `network`: its players are served together.

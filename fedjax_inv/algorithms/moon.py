@@ -154,14 +154,10 @@ def moon(
     It reports both terms, the second one without its weight as "contrast".
 
     Args:
-      model: the network.
-      work: local training.
       penalty: weight of the contrast, the paper's mu, 1 or 5 there; 0 is FedAvg.
       temperature: the paper's tau.
       projection: outputs of the projection; 0 for no projection: z are then the body's features,
         averaged over positions.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("penalty", penalty)

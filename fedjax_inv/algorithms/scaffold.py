@@ -64,9 +64,6 @@ def scaffold(
     """Return SCAFFOLD with option II; a client's own state is its control variate c_i, first 0.
 
     Args:
-      model: the network.
-      work: local training.
-      loss: the objective of local training.
       server_optimizer: the server's optimizer, on the mean delta; sgd with the paper's eta_g.
       weighting: weights of clients, "uniform" (as in the paper) or "size", for the networks alone:
         the variates are summed over the cohort and divided by N. In Python also a function of
@@ -94,11 +91,7 @@ def with_variates(
     """Return SCAFFOLD that corrects one part of the gradient; the rest is FedAvg.
 
     Args:
-      model: the network.
-      work: local training.
       part: the part of the parameters.
-      loss: the objective of local training.
-      server_optimizer: the server's optimizer, on the mean delta.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     risk_gradient = averaging.gradient(model, loss)

@@ -69,12 +69,9 @@ def vrex(
     """Return V-REx across clients (Krueger et al. 2021); it reports a client's "factor".
 
     Args:
-      model: the network.
-      work: local training.
       beta: weight of the variance; 0 is FedAvg with weighting="uniform".
       loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
-      server_optimizer: the server's optimizer, on the mean delta.
     """
     checks.real("beta", beta)
     checks.integer("loss_batch_size", loss_batch_size)
