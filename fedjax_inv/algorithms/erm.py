@@ -15,8 +15,7 @@ FACTS = Facts(pooled=True)
 
 
 def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> Algorithm:
-    """Return ordinary training, as a federation of one client.
-    """
+    """Return ordinary training, as a federation of one client."""
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(
         model,
