@@ -102,15 +102,6 @@ def test_eq_16_of_two_quadratics_changes_sign_with_the_heterogeneity(nu: float) 
     assert (np.diff(whole[2:]) < 0).all()
 
 
-def test_identical_clients_contribute_by_their_share_and_the_opposite_one_harms() -> None:
-    g, weights = np.arange(1.0, 6.0), np.array([0.2, 0.5, 0.3])
-    got = contribution(g, np.tile(g, (3, 1)), weights, 0.1, 4.0)
-    np.testing.assert_allclose(got, 0.1 * weights * (1 - 4.0 * 0.1 / 2), rtol=1e-6)
-    assert (got > 0).all()
-    opposite = contribution(g, [g, -g, g], weights, 0.1, 4.0)
-    np.testing.assert_allclose(opposite[1], -0.1 * 0.5 * (1 + 4.0 * 0.1 / 2), rtol=1e-6)
-
-
 def test_without_a_global_gradient_nobody_contributes() -> None:
     assert_equal(contribution(np.zeros(3), np.ones((2, 3)), [0.5, 0.5]), np.zeros(2, np.float32))
 

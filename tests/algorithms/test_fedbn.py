@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import communication, devices, evaluation, models, rounds, tree
+from fedjax_inv import communication, devices, models, rounds, tree
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Tree, Variables
 
@@ -208,30 +208,6 @@ def test_a_client_never_seen_is_served_with_the_mean(warm: rounds.State) -> None
         assert_close(got, expected)
 
 
-def test_evaluation_serves_each_client_with_its_own(warm: rounds.State) -> None:
-    state, labels = warm, np.asarray(FEDERATION.data.y)
-    warm = federations.plain(state)
-
-    def loss(own: Tree, client: int) -> np.ndarray:
-        variables = fedbn.combine(own, warm.server.variables)
-        rows = federations.rows_of(FEDERATION, client)
-        logits = np.asarray(predict(variables, FEDERATION.data.x))[rows]
-        return (np.logaddexp.reduce(logits, 1) - logits[np.arange(len(rows)), labels[rows]]).mean()
-
-    predict = jax.jit(partial(models.predict, NORMED))
-    assert ALGORITHM.personal
-
-    seen, unseen = (
-        np.asarray(evaluation.evaluate(ALGORITHM, state, FEDERATION, seen=seen).loss)
-        for seen in (True, False)
-    )
-    for client, size in enumerate(federations.SIZES):
-        if size > 0:
-            assert_close(seen[client], loss(tree.take(warm.clients.variables, client), client))
-            assert_close(unseen[client], loss(warm.server.side, client))
-            assert abs(seen[client] - unseen[client]) > 1e-3
-
-
 def test_only_shared_variables_come_down() -> None:
     (traffic,) = communication.traffic(ALGORITHM, states()[0], FEDERATION)
     kernels = 36 * 4 + 4 * 3 + 3  # and the classifier's bias
@@ -264,22 +240,6 @@ def paths(tree: Tree) -> list[tuple[str, ...]]:
     told = []
     fedbn.partition(tree, lambda path: bool(told.append(path)))
     return told[: len(told) // 2]
-
-
-def test_paths_name_every_step_from_the_root() -> None:
-    variables = initial(MODEL)
-    expected = {
-        ("params", "body", "blocks_0", "Dense_0", "kernel"),
-        ("params", "body", "blocks_0", "BatchNorm_0", "scale"),
-        ("params", "body", "blocks_0", "BatchNorm_0", "bias"),
-        ("params", "head", "blocks_0", "Dense_0", "kernel"),
-        ("params", "head", "blocks_0", "Dense_0", "bias"),
-        ("stats", "body", "blocks_0", "BatchNorm_0", "mean"),
-        ("stats", "body", "blocks_0", "BatchNorm_0", "var"),
-    }
-    assert set(paths(variables)) == expected
-    assert fedbn.in_norm(("a", "layerNORM", "b"))
-    assert not fedbn.in_norm(("a", "nor", "m"))
 
 
 @given(chosen=st.sets(st.integers(0, 10)))

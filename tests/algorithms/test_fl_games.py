@@ -274,26 +274,6 @@ def test_parallel_players_answer_the_same_actions() -> None:
         assert not same(of(alone.server, player), of(before.server, player))
 
 
-def test_all_that_opponents_play_and_played_is_one_product() -> None:
-    """Of each layer: one for them, one for the player's own logits and its two transposes, of which
-    the first layer's inputs need none."""
-
-    def products(memory: int, widths: tuple[int, ...]) -> int:
-        model = models.mlp(federations.NUM_CLASSES, widths=widths, cut=0)
-        algorithm = fl_games.fl_games(model, full_batch(optax.sgd(0.1)), memory=memory)
-
-        def begin() -> rounds.State:
-            return rounds.init(algorithm, federations.initial(model, KEY), FEDERATION, KEY)
-
-        play = partial(step, algorithm, cohort=EVERYONE, federation=FEDERATION)
-        traced = jax.make_jaxpr(play)(jax.eval_shape(begin))
-        return str(traced).count("dot_general[")
-
-    for widths in ((4,), (4, 5)):
-        counts = {products(memory, widths) for memory in (0, 1, 3)}
-        assert counts == {4 * (len(widths) + 1) - 1}
-
-
 def test_the_memory_holds_the_last_actions_and_the_oldest_goes() -> None:
     seen = [state.server for state in states(game(FIXED, memory=2), FIXED, 5)]
     for index, game_ in enumerate(seen):
