@@ -1,12 +1,11 @@
 """The cells of the map: a method under a kind of shift, compared with FedAvg."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import selection
-from ..comparison import Scores
 from ..experiment.config import FLAGS, Config, names_of
 from ..parts import method, participation
 from ..running import divergence
@@ -14,6 +13,7 @@ from ..shift_map import verdicts
 from ..shift_map.columns import LISTED as SHIFTS
 from ..shift_map.methods import FEDAVG
 from ..shift_map.verdicts import Verdict
+from ..studies import study
 from ..studies.study import RowResult
 
 
@@ -43,33 +43,28 @@ class Cell(NamedTuple):
 
 
 def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
-    only = result.only
-    label, rule = result.row.series, result.config.select
+    one = selection.choose(result.row.series, result.only.result, result.config.select)
+    oracle = selection.choose(result.row.series, result.only.result, "oracle")
     column, _, severity = result.row.x.partition("=")
-    one = selection.choose(label, only.result, rule)
-    oracle = selection.choose(label, only.result, "oracle")
-    runs = only.runs
-    lines = [run["selected"] for run in runs]
+    shown = verdict or Verdict(len(result.selected))
 
-    def mean(value: Any) -> float:
-        return float(np.mean([value(line) for line in lines])) if lines else np.nan
+    def mean(value: Callable[[Any], float]) -> float:
+        values = [value(line) for line in result.selected]
+        return float(np.mean(values)) if values else np.nan
 
-    tests = [100 * line["test_score"] for line in lines]
-    best = [100 * line["test_score"] for line in oracle.selected] if oracle else []
-    shown = verdict or Verdict(len(runs))
     return Cell(
-        method=label,
+        method=result.row.series,
         shift=column,
         severity=float(severity),
-        seeds=len(runs),
-        test=float(np.mean(tests)) if tests else np.nan,
-        tests=tuple(tests),
+        seeds=len(result.selected),
+        test=mean(lambda line: 100 * line["test_score"]),
+        tests=tuple(study.percents(result.selected)),
         difference=100 * shown.mean,
         low=100 * shown.low,
         high=100 * shown.high,
         p=shown.p,
         word=shown.word,
-        oracle=float(np.mean(best)) if best else np.nan,
+        oracle=float(np.mean(study.percents(oracle.selected))) if oracle else np.nan,
         training_domains=mean(lambda line: 100 * line["validation_score"]),
         worst_domain=mean(lambda line: 100 * line["worst_score"]),
         worst_tenth=mean(lambda line: 100 * worst_tenth(line["score_by_client"] or [])),
@@ -77,7 +72,7 @@ def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
         steps=mean(lambda line: line["played"] * _steps(result.config)),
         at_round=mean(lambda line: line["played"]),
         setting=one.setting if one else "",
-        runs_diverged=divergence.count(only.result.runs),
+        runs_diverged=divergence.count(result.only.result.runs),
     )
 
 
@@ -111,24 +106,16 @@ def _steps(config: Config) -> float:
 
 def cells_of(results: Sequence[RowResult]) -> list[Cell]:
     """The cells of a map, compared with FedAvg."""
-    scores: dict[str, dict[str, Scores]] = {}
-    for result in results:
-        scores.setdefault(result.row.series, {})[result.row.x] = _tests(result)
-    reference = scores.get(FEDAVG, {})
-    others = {
-        (name, column): of
-        for name, by_column in scores.items()
-        if name != FEDAVG
-        for column, of in by_column.items()
+    scores = {
+        (result.row.series, result.row.x): {
+            run["seed"]: run["selected"]["test_score"] for run in result.only.runs
+        }
+        for result in results
     }
-    of_cell = {(name, column): reference.get(column, {}) for name, column in others}
-    found = verdicts.compared(others, of_cell)
+    others = {at: of for at, of in scores.items() if at[0] != FEDAVG}
+    reference = {(name, x): scores.get((FEDAVG, x), {}) for name, x in others}
+    found = verdicts.compared(others, reference)
     return [_cell(result, found.get((result.row.series, result.row.x))) for result in results]
-
-
-def _tests(result: RowResult) -> Scores:
-    """The selected test accuracy of each seed; without one if nothing could be selected."""
-    return {run["seed"]: run["selected"]["test_score"] for run in result.only.runs}
 
 
 def place_of(cell: Cell) -> str:

@@ -4,6 +4,7 @@ Every method chooses among nine settings. A method without a hyperparameter of i
 learning rates; a method with one has three of these rates, and three values of its own.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..flags.flag import check_known, flag_error
@@ -31,14 +32,11 @@ class Method(NamedTuple):
         """
         factor = 1 - self.momentum  # steps of gradients that stay the same are then as long
         rates = ",".join(f"{factor * rate:g}" for rate in (FEW_RATES if self.hyper else RATES))
-        own = (f"--set={self.hyper}={','.join(map(repr, self.values))}",) if self.hyper else ()
-        numbers = {"ROUNDS": str(rounds), "POOLED": str(pooled_batch)}
-        settings = list(self.settings)
-        for name, number in numbers.items():
-            settings = [setting.replace(name, number) for setting in settings]
-        momentum = (f"--momentum={self.momentum:g}",) if self.momentum else ()
-        learning = (f"--learning_rate={rates}", *momentum)
-        return (f"--algorithm={self.algorithm}", *learning, *own, *settings)
+        flags = [f"--algorithm={self.algorithm}", f"--learning_rate={rates}"]
+        flags += [f"--momentum={self.momentum:g}"] if self.momentum else []
+        flags += [f"--set={self.hyper}={','.join(map(repr, self.values))}"] if self.hyper else []
+        numbers = {"ROUNDS": rounds, "POOLED": pooled_batch}
+        return (*flags, *(setting.format(**numbers) for setting in self.settings))
 
 
 FEDAVG = "fedavg"  # the method with which the others are compared
@@ -46,7 +44,7 @@ FEDAVG = "fedavg"  # the method with which the others are compared
 LISTED: dict[str, Method] = {
     FEDAVG: Method("fedavg"),
     # As many steps a round as one client, on as many examples as all clients together.
-    "erm": Method("erm", settings=("--batch_size=POOLED",)),
+    "erm": Method("erm", settings=("--batch_size={POOLED}",)),
     "fedavg-momentum": Method("fedavg", momentum=0.9),
     "fedavg-adam": Method("fedavg", settings=_ADAM),
     "fedprox": Method("fedprox", "proximal", (0.01, 0.1, 1.0)),
@@ -58,7 +56,7 @@ LISTED: dict[str, Method] = {
     "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
     "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
-    "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds=ROUNDS",)),
+    "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
     "fedsr": Method("fedsr", "l2r", (0.01, 0.1, 1.0)),
     "fedmix": Method("fedmix", "ratio", (0.05, 0.1, 0.2)),
     "moon": Method("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
@@ -84,21 +82,20 @@ LISTED: dict[str, Method] = {
 }
 
 
-def of_names(names: tuple[str, ...], grid: str = "") -> dict[str, Method]:
+def of_names(names: Sequence[str], grid: str = "") -> dict[str, Method]:
     """The methods of --rows by name, FedAvg first; all if there are no names, or for "all".
 
     A name with a colon is a factory of one's own, package.module:factory, with its defaults but for
     the hyperparameter of --grid, such as "mu=0.01,0.1,1".
-
-    Raises UsageError for an unknown name, and for a grid without a factory or of another form.
     """
-    own = _of_grid(grid) if grid else ("", ())
-    if grid and not any(":" in name for name in names):
-        raise flag_error("grid", grid, "needs a row of your own: --rows=package.module:factory")
-    if not names:
-        return LISTED
+    hyper, _, values = grid.partition("=")
+    try:
+        own = hyper, tuple(map(float, values.split(","))) if grid else ()
+    except ValueError:
+        text = "must be a setting and its values, such as mu=0.01,0.1,1"
+        raise flag_error("grid", grid, text) from None
     found = {FEDAVG: LISTED[FEDAVG]}
-    for name in names:
+    for name in names or ["all"]:
         if name == "all":
             found |= LISTED
         elif ":" in name:
@@ -107,15 +104,3 @@ def of_names(names: tuple[str, ...], grid: str = "") -> dict[str, Method]:
             check_known("rows", name, [*LISTED, "all", "package.module:factory"])
             found[name] = LISTED[name]
     return found
-
-
-def _of_grid(text: str) -> tuple[str, tuple[float, ...]]:
-    """The hyperparameter of --grid and its values."""
-    name, _, values = text.partition("=")
-    try:
-        numbers = tuple(float(value) for value in values.split(","))
-    except ValueError:
-        numbers = ()
-    if not name.isidentifier() or not numbers:
-        raise flag_error("grid", text, "must be a setting and its values, such as mu=0.01,0.1,1")
-    return name, numbers

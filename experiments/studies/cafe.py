@@ -11,13 +11,12 @@ Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server
 --server_momentum=0.9 --learning_rate=0.001; it needs this learning rate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
-from fedjax_inv.checks import UsageError
 
 from .. import selection, tables
 from ..experiment.config import Config
@@ -114,24 +113,9 @@ def _named(rows: Sequence[Row], label: str) -> Row:
     return next(row for row in rows if row.label == label)
 
 
-def check(config: Config) -> None:
-    """Raises UsageError if the flags leave some columns of a row empty."""
-    study.check_one_cell(config)
-    if not config.watch_classes:
-        raise UsageError("--watch_classes=false", ..., "must be true")
-    if not config.clients:
-        raise UsageError("--clients=0", ..., "must be above 0")
-
-
-# The groups of clients and of classes, and their titles in the figure of groups.
-_CLIENTS = {
-    "frequent clients": "frequent clients: always upload",
-    "sparse clients": "sparse clients: upload rarely",
-}
-_CLASSES = {
-    "majority classes": "majority classes: most examples",
-    "minority classes": "minority classes: fewest examples",
-}
+# Frequent clients always upload and sparse ones rarely; majority classes have most examples.
+_CLIENTS = ("frequent clients", "sparse clients")
+_CLASSES = ("majority classes", "minority classes")
 _COMPARED = ("FedAvg", "CAFE")  # in the study of groups
 
 
@@ -153,11 +137,8 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
 def _groups_of(result: RowResult) -> dict[str, list[float]]:
     """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
     by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
-    names = [
-        name
-        for name in (*_CLIENTS, *_CLASSES)
-        if by_seed and all(name in groups for groups in by_seed)
-    ]
+    first, *others = by_seed
+    names = [name for name in first if all(name in groups for groups in others)]
     return {name: [100 * groups[name] for groups in by_seed] for name in names}
 
 
@@ -171,14 +152,9 @@ def where(config: Config) -> str:
     )
 
 
-def _diverged(result: RowResult) -> Cells:
-    return {"federation": where(result.config), "test, %": study.why_none(result)}
-
-
 def _columns(result: RowResult) -> Cells:
     """Accuracies at the selected evaluations, and traffic."""
-    runs = result.only.runs
-    picked = [run["selected"] for run in runs]
+    picked = result.selected
     choice = selection.choose(result.row.label, result.only.result, result.config.select)
     hyper = choice.hyper if choice else {}
     return {
@@ -189,7 +165,7 @@ def _columns(result: RowResult) -> Cells:
         "balanced, %": study.percent(picked, "balanced_score"),
         "clients' tests, %": study.percent(picked, "client_score"),
         **{f"{name}, %": tables.spread(values) for name, values in _groups_of(result).items()},
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+        "test at the last, %": study.percent(result.last, "test_score"),
         "MB sent": study.megabytes(result),
     }
 
@@ -248,64 +224,37 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     losses = {result.row.label: study.curve(result, loss) for result in complete}
     panels = [
         drawings.Panel(accuracies, "", "round", "test accuracy, %"),
-        drawings.Panel(losses, "", "round", "test loss", log_y=True),
+        drawings.Panel(losses, "", "round", "test loss", y_scale="log"),
     ]
     return drawings.lines(path, data, panels, (5.0, 4.4))
 
 
 def draw_frequency(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Draws accuracies of the test and of groups by communication frequency, a line per method."""
-    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
-    for result in results:
-        if result.is_complete:
-            tests = [100 * run["selected"]["test_score"] for run in result.only.runs]
-            for name, values in ({"test": tests} | _groups_of(result)).items():
-                series = points.setdefault(f"{name}, accuracy in percent", {})
-                series.setdefault(result.row.series, []).append((result.row.x, values))
+    """Draws accuracies of the test and of each group by communication frequency."""
+    complete = [result for result in results if result.is_complete]
+    quantities: dict[str, Callable[[RowResult], list[float]]] = {
+        "test, %": lambda result: study.percents(result.selected)
+    }
+    for name in dict.fromkeys(name for result in complete for name in _groups_of(result)):
+        quantities[f"{name}, %"] = partial(_of_group, name)
+    points = study.points(complete, quantities)
     return drawings.against(path, data, "communication frequency", points)
 
 
-def draw_groups(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Draws accuracies by communication frequency, in a panel per group."""
-    shown = [one for one in results if one.is_complete and one.row.series in _COMPARED]
-    places = [x for x in reversed(_FREQUENCIES) if any(one.row.x == x for one in shown)]
-    panels = []
-    for name, title in (_CLIENTS | _CLASSES).items():
-        lines = {}
-        for series in _COMPARED:
-            groups = {one.row.x: _groups_of(one) for one in shown if one.row.series == series}
-            x = [i for i, place in enumerate(places) if name in groups.get(place, {})]
-            if x:
-                y = np.array([groups[places[i]][name] for i in x]).T
-                lines[series] = drawings.Line(np.array(x), y)
-        names = ["always" if place == "1" else place for place in places]
-        x_label = "how often sparse clients upload"
-        if lines:
-            panels.append(drawings.Panel(lines, title, x_label, "test accuracy, %", x_names=names))
-    if not panels:
-        return drawings.NOTHING
-    title = (
-        f"{data}: accuracy by group when {shown[0].config.sparse:.0%} of the clients "
-        "upload more and more rarely"
-    )
-    others = [
-        one.row.label for one in results if one.row.series in _COMPARED and not one.is_complete
-    ]
-    if others:
-        title += f"\nwithout {', '.join(others)}, where nothing could be selected"
-    return drawings.lines(path, title, panels, (3.1, 4.0))
+def _of_group(name: str, result: RowResult) -> list[float]:
+    return _groups_of(result).get(name, [])
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
-_GROUPS: dict[str, study.Draw] = {"_groups": draw_groups}
+_BY_FREQUENCY: dict[str, study.Draw] = {"": draw_frequency}
 
 PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
         "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
-        "frequency": Study(frequency, _columns, numbers, {"": draw_frequency} | _GROUPS),
-        "groups": Study(groups, _columns, numbers, {"": draw_groups}),
+        "frequency": Study(frequency, _columns, numbers, _BY_FREQUENCY),
+        "groups": Study(groups, _columns, numbers, _BY_FREQUENCY),
         "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
     },
     caption=(
@@ -319,8 +268,10 @@ PAPER = study.Paper(
         "minority: the half of the classes with most examples, and the other. The paper's networks "
         "are larger."
     ),
-    diverged=_diverged,
-    check=check,
+    diverged=lambda result: {
+        "federation": where(result.config),
+        "test, %": study.why_none(result),
+    },
 )
 BINARY = study.binary(PAPER, __doc__)
 

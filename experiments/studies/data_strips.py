@@ -18,13 +18,11 @@ from ..studies import drawings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _IMAGES = 8  # of a line
 # Colours that most colour-blind people tell apart (Okabe and Ito), for cues and for methods.
 _CUES = np.array([[0.34, 0.71, 0.91], [0.90, 0.62, 0.0]])
 _METHODS = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
-_WIDTH, _SIZE = 3.0, 11  # of a panel in inches; of letters in points
 
 
 class Panel(NamedTuple):
@@ -37,21 +35,17 @@ class Panel(NamedTuple):
 
 
 def strip(config: Config) -> dict[str, np.ndarray]:
-    """Images of the first seed: of two clients, and of the test."""
+    """Images of the first seed in the order of their labels: of two clients, and of the test."""
     assembled = assemble.assemble(config, config.seeds[:1])
-    dataset = assembled.dataset
     ((splits),) = assembled.splits.values()
     split = splits[config.seeds[0]]
-    clients = federation.parts_of(split.train)
-    (test,) = federation.parts_of(split.test)
+    clients, (test,) = federation.parts_of(split.train), federation.parts_of(split.test)
     shown = {"client 1": clients[0], f"client {len(clients)}": clients[-1], "test": test}
-    return {name: colours(rendered(dataset, _some(dataset.y, of))) for name, of in shown.items()}
-
-
-def _some(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The first rows, in the order of their labels."""
-    first = rows[:_IMAGES]
-    return first[np.argsort(y[first], kind="stable")]
+    y = assembled.dataset.y
+    first = {
+        name: of[:_IMAGES][np.argsort(y[of[:_IMAGES]], kind="stable")] for name, of in shown.items()
+    }
+    return {name: colours(rendered(assembled.dataset, rows)) for name, rows in first.items()}
 
 
 def colours(images: np.ndarray) -> np.ndarray:
@@ -64,56 +58,47 @@ def draw(path: Path, panels: Sequence[Panel], methods: Sequence[str]) -> str:
 
     methods: the names of the bars, from above.
     """
-    if not any(panel.bars for panel in panels):
+    if not panels:
         return drawings.NOTHING
-    figures.draw(path, _paint, list(panels), list(methods))
+    strips, bars = (
+        3 * max(len(panel.strip) for panel in panels) / _IMAGES,
+        0.36 * len(methods) + 0.3,
+    )
+    figure = figures.new(3 * len(panels) + 1, strips + bars + 0.8)
+    grid = figure.subplots(2, len(panels), squeeze=False, height_ratios=(strips, bars))
+    for panel, (above, below) in zip(panels, grid.T, strict=True):
+        _draw_strip(above, panel)
+        _draw_bars(below, panel, methods)
+    figures.save(figure, path)
     return f"Figure: {path}."
 
 
-def _paint(panels: Sequence[Panel], methods: Sequence[str]) -> Figure:
-    lines = max(len(panel.strip) for panel in panels)
-    height = _WIDTH * lines / _IMAGES
-    figure = figures.new(_WIDTH * len(panels) + 1, height + 0.36 * len(methods) + 1.1)
-    grid = figure.subplots(
-        2, len(panels), squeeze=False, height_ratios=(height, 0.36 * len(methods) + 0.3)
-    )
-    for index, (panel, (above, below)) in enumerate(zip(panels, grid.T, strict=True)):
-        _draw_strip(above, panel)
-        _draw_bars(below, panel, methods, has_names=index == 0)
-    return figure
-
-
 def _draw_strip(axis: Axes, panel: Panel) -> None:
-    axis.set_title(figures.literal(panel.title), fontsize=_SIZE + 1, fontweight="bold")
+    axis.set_title(figures.literal(panel.title), fontweight="bold")
     for line, images in enumerate(panel.strip.values()):
         for column, image in enumerate(images):
             place = (column, column + 0.95, line + 0.95, line)
             axis.imshow(image, extent=place, interpolation="nearest")
     count = len(panel.strip)
     axis.set(xlim=(0, _IMAGES), ylim=(count, 0), aspect="equal", xticks=[])
-    axis.set_yticks([line + 0.48 for line in range(count)], [*panel.strip], fontsize=_SIZE - 2)
+    axis.set_yticks([line + 0.48 for line in range(count)], [*panel.strip])
     axis.tick_params(length=0)
     axis.set_frame_on(False)
 
 
-def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str], *, has_names: bool) -> None:
+def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str]) -> None:
+    """Draws mean, standard deviation and a dot per seed; an empty bar would look like 0%."""
     for place, name in enumerate(methods):
         values = panel.bars.get(name, ())
-        if not len(values):  # an empty bar would look like 0%
-            axis.text(2, place, "no value", va="center", fontsize=_SIZE - 2, color="0.4")
+        if not len(values):
+            axis.text(2, place, "no value", va="center", color="0.4")
             continue
         mean, std = float(np.mean(values)), float(np.std(values, ddof=len(values) > 1))
         color = _METHODS[place % len(_METHODS)]
-        axis.barh(place, mean, height=0.7, color=color, alpha=0.75)
-        axis.errorbar(mean, place, xerr=std, color="black", capsize=3, lw=1.2)
-        spread = np.linspace(-0.2, 0.2, len(values)) if len(values) > 1 else np.zeros(1)
-        axis.plot(values, place + spread, "o", mfc="white", mec="black", ms=3.5, mew=0.8)
-        axis.text(max([mean + std, *values]) + 2, place, f"{mean:.0f}", va="center", fontsize=_SIZE)
+        axis.barh(place, mean, xerr=std, height=0.7, color=color, alpha=0.75, capsize=3)
+        axis.plot(values, [place] * len(values), "o", mfc="white", mec="black", ms=3.5)
+        axis.text(max([mean + std, *values]) + 2, place, f"{mean:.0f}", va="center")
     axis.axvline(panel.chance, color="black", lw=1, ls=":")
-    axis.text(panel.chance, -0.55, "chance", ha="center", va="bottom", fontsize=_SIZE - 2)
-    axis.set(xlim=(0, 112), ylim=(len(methods) - 0.5, -0.5))
-    axis.set_xticks(range(0, 101, 25))
-    axis.tick_params(labelsize=_SIZE - 1)
-    axis.set_yticks(range(len(methods)), methods if has_names else [""] * len(methods))
-    axis.set_xlabel("test accuracy, %", fontsize=_SIZE)
-    axis.spines[["top", "right"]].set_visible(False)
+    axis.text(panel.chance, -0.55, "chance", ha="center", va="bottom")
+    axis.set(xlim=(0, 112), ylim=(len(methods) - 0.5, -0.5), xlabel="test accuracy, %")
+    axis.set_yticks(range(len(methods)), methods)

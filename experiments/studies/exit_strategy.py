@@ -17,9 +17,7 @@ from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
 from .. import selection, tables
-from ..experiment import command_line, config
-from ..experiment.config import Config
-from ..flags.flag import flag_error
+from ..experiment import command_line
 from ..reporting import figures, finished
 from ..running.records import Record
 from ..studies import drawings, study
@@ -34,6 +32,7 @@ _ABERRANT = {
 }
 # Learning rates of the slow and lossy sweeps, and of the rotated one, whose clients differ more.
 _RATES = {"mnist": (0.3, 0.2), "digits": (0.1, 0.1), "cifar10": (0.02, 0.02)}
+DATA = tuple(_RATES)
 _LOCAL_STEPS = {"mnist": 1, "digits": 1, "cifar10": 5}
 # Rounds of pre-training in the same order: enough for several updates of a slow client. With more
 # rounds, the outermost regular angles drift further from the mean.
@@ -43,7 +42,6 @@ _LOW_LOSS = {"mnist": 1.0, "digits": 1.2, "cifar10": 1.6}
 
 def leaving(data: str) -> list[Row]:
     """Fig. 3: one client is aberrant in several degrees; it trains, may leave, or is absent."""
-    study.check_data(data, _RATES)
     # Its uploads never arrive; the other clients have the same examples as in all rows.
     absent = "--lossy=0:0"
     rows = [Row("without", (*_at(data, "slow"), absent), "slow+lossy: without it")]
@@ -93,22 +91,14 @@ def _at(data: str, kind: str, degree: str = "") -> tuple[str, ...]:
     return (*flags, f"--{kind}=0:{degree}", "--first_all") if degree else flags
 
 
-def check(chosen: Config) -> None:
-    """Raises UsageError if the flags leave some columns of a row empty, or give it two settings."""
-    study.check_one_setting(chosen)
-    if not chosen.watch_examples:
-        raise flag_error("watch_examples", 0, "must be above 0")
-
-
 def _low_loss(row: Row) -> float:
     """The low loss on the data of the study, whatever --dataset is."""
     (preset,) = command_line.presets_in(row.flags)
     return _LOW_LOSS[preset.removeprefix("exit_")]
 
 
-def _kinds(row: Row) -> set[str]:
-    """The sweeps that a row is in."""
-    return set(row.series.partition(": ")[0].split("+"))
+def _odd_angles(result: RowResult) -> list[str]:
+    return [f"{angle:g}" for angle in result.config.odd_angles]
 
 
 def _regular(result: RowResult) -> list[list[dict[str, float]]]:
@@ -131,10 +121,6 @@ def _regular(result: RowResult) -> list[list[dict[str, float]]]:
     return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
 
 
-def _odd_angles(result: RowResult) -> list[str]:
-    return [f"{angle:g}" for angle in config.flat(result.config)["odd_angles"]]
-
-
 def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
     """The round of the first evaluation with a loss below `low`, NaN if there is none."""
     return next((line["round"] for line in lines if line["loss"] < low), np.nan)
@@ -142,24 +128,27 @@ def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
 
 def exit_columns(result: RowResult) -> Cells:
     """The accuracy and speed of the regular domains' clients, and which clients left."""
-    low = _low_loss(result.row)
+    low, by_seed, found = _low_loss(result.row), _regular(result), phase(result)
     whose = "regular" if _odd_angles(result) else "all"
-    by_seed = _regular(result)
     reached = [_rounds_to(lines, low) for lines in by_seed]
     last = [lines[-1] for lines in result.only.logs]
     odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
+    train = [line["train_by_round"][-1] for line in last]
     speed = "not reached" if np.isnan(reached).any() else tables.spread(reached)
-    return {
+    cells = {
         f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
-        "training examples watched, %": tables.percent(
-            [line["train_by_round"][-1] for line in last]
-        ),
+        "training examples watched, %": tables.percent(train),
         "client 0's angle, %": study.percent(odd, "score"),
         f"rounds to loss {low}": speed,
         "client 0 left": "",
         "others that left": "",
-        **_left(result),
     }
+    if found:
+        exits = found.outcome.exits
+        cells["client 0 left"] = f"{exits[:, 0].sum()} of {len(exits)} seeds"
+        others = f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}"
+        cells["others that left"] = others
+    return cells
 
 
 class Phase(NamedTuple):
@@ -184,25 +173,11 @@ def phase(result: RowResult) -> Phase | None:
     return Phase(exit_strategy.outcome(server), critical)
 
 
-def _left(result: RowResult) -> Cells:
-    """Which clients left."""
-    found = phase(result)
-    if found is None:
-        return {}
-    exits = found.outcome.exits
-    return {
-        "client 0 left": f"{exits[:, 0].sum()} of {len(exits)} seeds",
-        "others that left": f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}",
-    }
-
-
 def _in_range(values: np.ndarray) -> str:
     """The least and the greatest of some values; NaNs are left out."""
     known = values[np.isfinite(values)]
-    if not known.size:
-        return ""
-    low, high = f"{known.min():.3g}", f"{known.max():.3g}"
-    return low if low == high else f"{low} to {high}"
+    ends = dict.fromkeys(f"{end:.3g}" for end in (known.min(), known.max())) if known.size else ()
+    return " to ".join(ends)
 
 
 _CONTRIBUTIONS = (
@@ -252,26 +227,22 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
 
 def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 3: a picture for each kind of aberrant client."""
-    low = _LOW_LOSS[data]
-    places = []
+    low, texts = _LOW_LOSS[data], []
+    quantities: dict[str, Callable[[RowResult], list[float]]] = {
+        "accuracy of clients, %": lambda one: [100 * x[-1]["score"] for x in _regular(one)],
+        f"rounds to loss {low}": lambda one: [_rounds_to(lines, low) for lines in _regular(one)],
+    }
     for kind, (degrees, x_label) in _ABERRANT.items():
-        accuracy: dict[str, list[tuple[str, list[float]]]] = {}
-        speed: dict[str, list[tuple[str, list[float]]]] = {}
+        rows = []
         for result in results:
-            if kind not in _kinds(result.row) or not result.is_complete:
-                continue
-            by_seed = _regular(result)
-            name = result.row.series.partition(": ")[2]
-            at_end = [100 * lines[-1]["score"] for lines in by_seed]
-            rounds = [_rounds_to(lines, low) for lines in by_seed]
-            # A row without the aberrant client is drawn at all degrees.
-            for degree in [result.row.x] if result.row.x else degrees:
-                accuracy.setdefault(name, []).append((degree, at_end))
-                speed.setdefault(name, []).append((degree, rounds))
-        if accuracy:
-            places.append(path.with_name(f"{path.stem}_{kind}.png"))
-            whose = "regular" if kind == "rotated" else "all"
-            quantity = f"accuracy of {whose} clients, %"
-            points = {quantity: accuracy, f"rounds to loss {low}": speed}
-            drawings.against(places[-1], f"{data}: client 0 is {kind}", x_label, points)
-    return f"Figures: {', '.join(map(str, places))}." if places else drawings.NOTHING
+            kinds, _, name = result.row.series.partition(": ")
+            if kind in kinds.split("+") and result.is_complete:
+                # A row without the aberrant client is drawn at all degrees.
+                places = [result.row.x] if result.row.x else degrees
+                rows += [result._replace(row=Row("", (), name, place)) for place in places]
+        if rows:
+            title = f"{data}: client 0 is {kind}"
+            points = study.points(rows, quantities)
+            place = path.with_name(f"{path.stem}_{kind}.png")
+            texts.append(drawings.against(place, title, x_label, points))
+    return "\n".join(texts) or drawings.NOTHING

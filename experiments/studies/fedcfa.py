@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_inv.checks import UsageError
-
 from .. import selection, tables
 from ..experiment import grid
 from ..experiment.config import Config
@@ -109,17 +107,16 @@ _PARTITIONS = {
 }
 
 
+_COMPARED = ("FedAvg", "FedMix", "FedCFA")
 _BY_USER = {"Non-IID": (), "IID60": _IID, "Dir60(0.6)": ("--partition=dirichlet", "--alpha=0.6")}
 
 
 def partitions(data: str) -> list[Row]:
     """Three methods on the paper's six partitions, or on three of data with users.
 
-    On one partition the runs are those of `methods`. Raises UsageError for small data.
+    On one partition the runs are those of `methods`.
     """
-    if data == "digits":
-        raise UsageError(f"--data={data}", ..., "has too few examples for 60 clients")
-    compared = [row for row in methods(data) if row.label in ("FedAvg", "FedMix", "FedCFA")]
+    compared = study.labelled(methods(data), _COMPARED)
     rows = []
     for name, flags in (_BY_USER if data in ("femnist", "sent140") else _PARTITIONS).items():
         for row in compared:
@@ -208,13 +205,9 @@ def hooks(data: str) -> list[Row]:
 
 
 def clients_factors(data: str) -> list[Row]:
-    """Fig. III: the factors on which three methods train, all behind FedCFA's layer, of one seed.
-
-    Raises UsageError for texts, whose averages are no texts.
-    """
-    study.check_data(data, [name for name in SETTINGS if name != "sent140"])
-    compared = [row for row in methods(data) if row.label in ("FedAvg", "FedMix", "FedCFA")]
+    """Fig. III: the factors on which three methods train, behind FedCFA's layer, of one seed."""
     flags = (f"--cut={SETTINGS[data].hook}", "--seeds=0")
+    compared = study.labelled(methods(data), _COMPARED)
     return [Row(f"factors-{row.label}", (*row.flags, *flags)) for row in compared]
 
 
@@ -223,7 +216,6 @@ def simpson(data: str) -> list[Row]:
 
     The preset selects the last round, because the colours mislead validation, too.
     """
-    study.check_data(data, ("mnist", "digits"))
     flags = (f"{_preset(data)},simpson_five", f"--cut={SETTINGS[data].hook}")
     pretraining = (
         *("--algorithm=erm", "--shading=random", "--local_steps=1", "--rounds=200"),
@@ -272,26 +264,6 @@ def _by_column(result: RowResult) -> dict[str, Any]:
         if runs := [run for run in of_row["runs"] if hyper.items() <= run["hyper"].items()]:
             found[name] = of_row | {"runs": runs}
     return found
-
-
-def _check_columns(name: str, chosen: Config) -> None:
-    """Raises UsageError for weights that are no column of a study, and for a grid with gaps."""
-    study.check_one_cell(chosen)
-    (cell,) = grid.cells(chosen, [None])
-    columns = _COLUMNS[name].values()
-    for weight in dict.fromkeys(weight for column in columns for weight in column):
-        known = {column[weight] for column in columns}
-        found = {run.hyper[weight] for run in cell.runs}
-        if found - known:
-            text = ", ".join(f"{value:g}" for value in sorted(known))
-            raise UsageError(f"--set={weight}", ..., f"must be of {text}, columns of this study")
-        if name == "loss_grid" and (missing := sorted(known - found)):
-            text = ", ".join(f"{value:g}" for value in missing)
-            raise UsageError(f"--set={weight}", ..., f"must include {text}, columns of this study")
-
-
-def _percents(lines: Sequence[Record]) -> list[float]:
-    return [100 * line["test_score"] for line in lines]
 
 
 # The paper's data sets by our names, and the data sets of local files by their network.
@@ -343,19 +315,15 @@ def _speed(result: RowResult) -> Cells:
     text = tables.spread(rounds)
     if np.isnan(rounds).any():
         trained = map(selection.trained, result.only.logs)
-        best = tables.spread([max(_percents(lines)) for lines in trained])
+        best = tables.spread([max(study.percents(lines)) for lines in trained])
         text = f"> {result.config.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
-
-
-def _diverged(result: RowResult) -> Cells:
-    return {"partition": partition_name(result.config), "test, %": study.why_none(result)}
 
 
 def _selected(result: RowResult) -> Cells:
     """Test accuracy at the selected evaluations, speed and traffic."""
     runs = result.only.runs
-    picked = [run["selected"] for run in runs]
+    picked = result.selected
     others = [run["hyper"] for run in result.only.result["runs"]]
     varied = [
         f"{name}={value:g}"
@@ -367,7 +335,7 @@ def _selected(result: RowResult) -> Cells:
         **({"selected": ", ".join(varied)} if varied else {}),
         "validation, %": study.percent(picked, "validation_score"),
         "test, %": study.percent(picked, "test_score"),
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+        "test at the last, %": study.percent(result.last, "test_score"),
         **_speed(result),
         "MB sent": study.megabytes(result),
     }
@@ -394,7 +362,7 @@ def _in_rounds(result: RowResult) -> Cells:
             )
             for number in numbers
         },
-        "test at the last, %": study.last_test(result.only.runs),
+        "test at the last, %": study.percent(result.last, "test_score"),
         "rounds": tables.spread([max(lines) for lines in by_round]),
     }
 
@@ -410,15 +378,20 @@ def _compared(result: RowResult) -> Cells:
 
 def _grid(result: RowResult) -> Cells:
     """The cell with the best test accuracy, the middle and two corners; the figure shows all."""
-    selected = _evaluations(result)
-    means = {name: float(np.mean(_percents(lines))) for name, lines in selected.items() if lines}
+    means, count = _means(result), len(_by_column(result))
     best = max(means, key=means.__getitem__)
     return {
         "positive/negative": best,
         "the best test of the grid, %": f"{means[best]:.1f}",
         **{f"{name}, %": f"{means.get(name, np.nan):.1f}" for name in ("5/5", "0.1/0.1", "10/10")},
-        "without a selection": f"{len(selected) - len(means)} of {len(selected)}",
+        "without a selection": f"{count - len(means)} of {count}",
     }
+
+
+def _means(result: RowResult) -> dict[str, float]:
+    """The mean test accuracy of each column of _COLUMNS in which something was selected."""
+    selected = _evaluations(result).items()
+    return {name: float(np.mean(study.percents(lines))) for name, lines in selected if lines}
 
 
 def numbers(result: RowResult, data: str) -> Cells:
@@ -456,83 +429,62 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
         if result.row.series and result.is_complete:
             title = result.row.x or partition_name(result.config)
             panels.setdefault(title, {})[result.row.series] = study.curve(result)
-    size = (max(4.4, 7.0 / max(len(panels), 1)), 3.4)
-    return drawings.lines(
-        path,
-        data,
-        [
-            drawings.Panel(lines, title, "round", "test accuracy, %")
-            for title, lines in panels.items()
-        ],
-        size,
-        columns=3,
-    )
+    shown = [drawings.Panel(of, title, "round", "test accuracy, %") for title, of in panels.items()]
+    return drawings.lines(path, data, shown, (5.0, 3.4), columns=3)
 
 
 def draw_by_seed(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Fig. 5: the selected test accuracy of each seed, by partition and method."""
-    points: dict[str, dict[str, list[float]]] = {}
+    """Fig. 5: the selected test accuracy of each seed, by method and partition."""
+    by_partition: dict[str, list[tuple[str, list[float]]]] = {}
     for result in results:
         if result.is_complete:
-            tests = _percents([run["selected"] for run in result.only.runs])
-            points.setdefault(result.row.series, {})[result.row.x] = tests
-    title = f"{data}: a dot per seed, mean and standard deviation"
-    return drawings.dots(path, title, "test accuracy, %", points)
+            place = result.row.x or partition_name(result.config)
+            by_partition.setdefault(place, []).append(
+                (result.row.series, study.percents(result.selected))
+            )
+    points = {"test accuracy, %": by_partition}
+    return drawings.against(path, data, "", points, is_joined=False)
 
 
 def _title(data: str, results: Sequence[RowResult]) -> str:
     return f"{data}, {partition_name(results[0].config)}"
 
 
-def draw_columns(x_label: str) -> study.Draw:
-    """A function that draws test accuracy and the factors' mean correlation by column.
+_QUANTITIES: dict[str, Callable[[Record], float]] = {
+    "test accuracy in percent": lambda line: 100 * line["test_score"],
+    "mean |correlation| of factors": lambda line: line["train_metrics"]["correlation"],
+}
 
-    Each row is a line through its columns.
-    """
-    quantities: dict[str, Callable[[Record], float]] = {
-        "test accuracy in percent": lambda line: 100 * line["test_score"],
-        "mean |correlation| of factors": lambda line: line["train_metrics"]["correlation"],
-    }
 
-    def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
-        points = {
-            quantity: {
-                result.row.label: [
-                    (name, [value(line) for line in lines])
-                    for name, lines in _evaluations(result).items()
-                ]
-                for result in results
-                if result.is_complete
-            }
-            for quantity, value in quantities.items()
+def _draw_columns(x_label: str, path: Path, data: str, results: Sequence[RowResult]) -> str:
+    """Draws test accuracy and the factors' mean correlation by column, a line per row."""
+    columns = {one.row.label: _evaluations(one) for one in results if one.is_complete}
+    points = {
+        quantity: {
+            label: [(name, [*map(value, lines)]) for name, lines in of.items()]
+            for label, of in columns.items()
         }
-        return drawings.against(path, _title(data, results), x_label, points)
-
-    return draw
+        for quantity, value in _QUANTITIES.items()
+    }
+    return drawings.against(path, _title(data, results), x_label, points)
 
 
 def draw_hooks(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Table 5 as lines, one per hook."""
-    series: dict[str, list[tuple[str, list[float]]]] = {}
-    for result in results:
-        tests = _percents([run["selected"] for run in result.only.runs])
-        series.setdefault(result.row.series, []).append((result.row.x, tests))
-    points = {"test accuracy in percent": series}
+    points = study.points(results, {"test, %": lambda one: study.percents(one.selected)})
     return drawings.against(path, _title(data, results), "factors replaced (top_k)", points)
 
 
 def draw_grid(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 6: a map per row, with the positive weight along x and the negative along y."""
-    names = [f"{weight:g}" for weight in _R]
-    maps = []
+    maps = {}
     for result in results:
         if result.is_complete:
-            selected = _evaluations(result)
-            tests = [_percents(selected.get(name, [])) for name in _COLUMNS["loss_grid"]]
-            means = np.array([np.mean(each) if each else np.nan for each in tests])
-            maps.append(drawings.Map(result.row.label, means.reshape(len(_R), len(_R)), names))
+            means = _means(result)
+            tests = [means.get(name, np.nan) for name in _COLUMNS["loss_grid"]]
+            maps[result.row.label] = np.reshape(tests, (len(_R), len(_R)))
     labels = ("weight of positives", "weight of negatives")
-    return drawings.maps(path, _title(data, results), maps, names, labels)
+    return drawings.maps(path, _title(data, results), maps, [f"{r:g}" for r in _R], labels)
 
 
 _CURVES: dict[str, study.Draw] = {"_by_round": draw_by_round, "_by_seed": draw_by_seed}
@@ -543,27 +495,29 @@ PAPER = study.Paper(
     {
         # Another network has its factors behind another layer.
         "methods": Study(methods, _selected, numbers, _CURVES, _scores),
-        "partitions": Study(partitions, _selected, numbers, _CURVES),
-        "ablation": Study(
-            ablation,
-            _compared,
+        "partitions": Study(
+            partitions,
+            _selected,
             numbers,
-            {"": draw_columns("losses")},
-            check=partial(_check_columns, "ablation"),
+            _CURVES,
+            data=[name for name in SETTINGS if name != "digits"],  # too few for 60 clients
         ),
+        "ablation": Study(ablation, _compared, numbers, {"": partial(_draw_columns, "losses")}),
         "hooks": Study(hooks, _selected, numbers, {"": draw_hooks}),
         "correlation": Study(
-            correlation,
-            _compared,
-            numbers,
-            {"": draw_columns("weight of decorrelation")},
-            check=partial(_check_columns, "correlation"),
+            correlation, _compared, numbers, {"": partial(_draw_columns, "weight of decorrelation")}
         ),
-        "loss_grid": Study(
-            loss_grid, _grid, numbers, {"": draw_grid}, check=partial(_check_columns, "loss_grid")
+        "loss_grid": Study(loss_grid, _grid, numbers, {"": draw_grid}),
+        # An average of texts is no text.
+        "factors": Study(
+            clients_factors,
+            _selected,
+            figures={"": factors.draw},
+            data=[name for name in SETTINGS if name != "sent140"],
         ),
-        "factors": Study(clients_factors, _selected, figures={"": factors.draw}),
-        "simpson": Study(simpson, _in_rounds, numbers, {"_by_round": draw_by_round}),
+        "simpson": Study(
+            simpson, _in_rounds, numbers, {"_by_round": draw_by_round}, data=("mnist", "digits")
+        ),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition. Of each run "
@@ -571,8 +525,10 @@ PAPER = study.Paper(
         "examples best, unless --select says otherwise; the paper's numbers are of its last round. "
         "FDC: decorrelation with weight 0.1. The paper's networks are larger: ResNet-18 on images."
     ),
-    diverged=_diverged,
-    check=study.check_one_cell,
+    diverged=lambda result: {
+        "partition": partition_name(result.config),
+        "test, %": study.why_none(result),
+    },
 )
 BINARY = study.binary(PAPER, __doc__)
 

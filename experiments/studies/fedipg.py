@@ -14,12 +14,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-
-from fedjax_inv.checks import UsageError
+import pandas as pd
 
 from .. import selection, tables
-from ..experiment import grid
-from ..experiment.config import Config
 from ..flags import command
 from ..running.records import Domain, Line, Record
 from ..selection import RULES, Pick
@@ -33,17 +30,11 @@ DATA = (
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
 
-def _colored(data: str) -> str:
-    """The preset for coloured data; raises UsageError for other data."""
-    study.check_data(data, _COLORED)
-    return _COLORED[data]
-
-
 def _adaptive(data: str, work: str, *more: str) -> tuple[str, ...]:
     """Flags of an adaptive server with local epochs or full batches (`work`)."""
     small = ",adaptive_small" if data.endswith("_digits") else ""
     after = "".join(f",{preset}" for preset in more)
-    of_data = "rotated_digits_small" if data == "rotated_digits" else _colored(data)
+    of_data = "rotated_digits_small" if data == "rotated_digits" else _COLORED[data]
     return (f"--preset={of_data},adaptive_{work}{small}{after}",)
 
 
@@ -59,7 +50,7 @@ def _fedipg(data: str, work: str) -> tuple[str, ...]:
 
 def _game(data: str, play: str) -> Row:
     """FL Games on the same data and network, but with its paper's ELU in place of ReLU."""
-    preset = f"--preset={data}_f,games_{play},{_colored(data)}"
+    preset = f"--preset={data}_f,games_{play},{_COLORED[data]}"
     # A small network begins to swing later; a higher learning rate makes it faster.
     small = ("--learning_rate=0.01", "--warm_start=20") if data == "colored_digits" else ()
     return Row(f"F-{play}", (preset, *small))
@@ -102,7 +93,6 @@ def domains(data: str) -> list[Row]:
 
     PACS has four methods of domain generalisation besides those of the paper.
     """
-    study.check_data(data, _DOMAINS)
     preset = (f"--preset={data}_domains",)
     # Four settings each: FedAvg has four rates, the others two rates and two values of their own.
     tuned = {
@@ -127,7 +117,6 @@ _SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range and beyond
 
 def penalties(data: str) -> list[Row]:
     """Fig. 4: FedIPG by penalty and penalised part, with 50 clients, five a round."""
-    study.check_data(data, _DOMAINS)
     few = data == "rotated_digits"
     flags = (
         f"--preset={data}_domains",
@@ -144,7 +133,6 @@ def penalties(data: str) -> list[Row]:
 
 def combinations(data: str) -> list[Row]:
     """Fig. 5: each of ten rules from digit to colour is held out in turn."""
-    study.check_data(data, ("mnist", "digits"))
     preset = f"--preset=combinations_{data}"
     tuned = {
         "FedAvg": ("--algorithm=fedavg", "--learning_rate=0.01,0.02,0.05,0.1"),
@@ -163,7 +151,6 @@ _STAINS = {
 
 def stains(data: str) -> list[Row]:
     """Table III: the colour follows the label, but in the test the opposite label."""
-    study.check_data(data, _STAINS)
     rates = "--learning_rate=0.02,0.05,0.1,0.2"
     rows = []
     for stain, (num_clients, size) in _STAINS[data].items():
@@ -200,7 +187,6 @@ _MOVED_FLAGS = (
 
 def ends(data: str) -> list[Row]:
     """FedIPG with two clients, with ten, with all pixels, and with a weaker and stronger colour."""
-    study.check_data(data, ("colored_mnist", _MOVED))
     flags = (
         *(_MOVED_FLAGS if data == _MOVED else _fedipg(data, "epochs")),
         *("--set=penalty=10000.0", "--select=last"),
@@ -216,14 +202,8 @@ def ends(data: str) -> list[Row]:
     return rows
 
 
-def _diverged(result: RowResult) -> Cells:
-    return {"selected by": result.config.select, "test, %": study.why_none(result)}
-
-
 def _accuracies(result: RowResult) -> Cells:
-    """Accuracies of the selected evaluations, by held-out domain if there are several."""
-    if len(result.cells) > 1:
-        return _by_domain(result)
+    """Accuracies of the selected evaluations."""
     runs = result.only.runs
     pairs = _selected(result, result.only)
     picked = [at for _, at in pairs]
@@ -261,25 +241,18 @@ def _megabytes(run: Record, at: Record) -> float:
 
 def _by_domain(result: RowResult) -> Cells:
     """Test accuracy by held-out domain, their mean and the worst."""
-    tests = {
-        cell.held_out: [run["selected"]["test_score"] for run in cell.runs] for cell in result.cells
-    }
-    by_seed = np.array(list(tests.values()))
     oracle = [selection.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
     best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
+    scores = _scores_by_domain(result).items()
     return {
         "selected by": result.config.select,
-        **{f"{domain}, %": tables.percent(values) for domain, values in tests.items()},
-        "mean, %": tables.percent(by_seed.mean(0)),
-        "worst, %": tables.percent(by_seed.min(0)),
+        **{heading: tables.percent([*of.values()]) for heading, of in scores},
         "mean by oracle, %": tables.percent(np.mean(best, 0)),
     }
 
 
 def _scores(result: RowResult) -> study.ByHeading:
     """The accuracies by which methods are compared."""
-    if len(result.cells) > 1:
-        return _scores_by_domain(result)
     at = {run["seed"]: line for run, line in _selected(result, result.only)}
     headings = {
         "training domains, %": "validation_score",
@@ -291,21 +264,15 @@ def _scores(result: RowResult) -> study.ByHeading:
 
 def _scores_by_domain(result: RowResult) -> study.ByHeading:
     """Test accuracy by held-out domain, their mean and the worst, of seeds in all domains."""
-    by_domain = {
-        cell.held_out: {run["seed"]: run["selected"]["test_score"] for run in cell.runs}
-        for cell in result.cells
-    }
-    first, *others = by_domain.values()
-    tests = {
-        seed: [of[seed] for of in by_domain.values()]
-        for seed in first
-        if all(seed in of for of in others)
-    }
-    return {
-        **{f"{domain}, %": scores for domain, scores in by_domain.items()},
-        "mean, %": {seed: float(np.mean(of)) for seed, of in tests.items()},
-        "worst, %": {seed: min(of) for seed, of in tests.items()},
-    }
+    by_domain = pd.DataFrame(
+        {
+            f"{cell.held_out}, %": {run["seed"]: run["selected"]["test_score"] for run in cell.runs}
+            for cell in result.cells
+        }
+    )
+    whole = by_domain.dropna()
+    over = {"mean, %": whole.mean(axis=1), "worst, %": whole.min(axis=1)}
+    return {name: of.dropna().to_dict() for name, of in (dict(by_domain.items()) | over).items()}
 
 
 def _held(times: int) -> Pick:
@@ -404,10 +371,6 @@ def _by_end(result: RowResult) -> Cells:
     return cells
 
 
-def _with_penalty(cell: CellResult, penalty: float) -> list[Record]:
-    return [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
-
-
 def _by_penalty(result: RowResult) -> Cells:
     """Test accuracy by penalty, the mean over held-out domains."""
     tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
@@ -417,76 +380,55 @@ def _by_penalty(result: RowResult) -> Cells:
     }
 
 
-def _check_swept(chosen: Config) -> None:
-    """Raises UsageError if runs of a domain differ in more than their seeds and the penalties."""
-    study.check_one_method(chosen)
-    study.check_one_value(chosen, "penalty")
-    (cell,) = grid.cells(chosen, [None])[:1]
-    if {run.hyper["penalty"] for run in cell.runs} != {*_SWEPT}:
-        text = ", ".join(f"{penalty:g}" for penalty in _SWEPT)
-        raise UsageError("--set=penalty", ..., f"must be {text}, the columns of this study")
-
-
 def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
-    runs = [_with_penalty(cell, penalty) for cell in result.cells]
-    if any(run["diverged"] for of_cell in runs for run in of_cell):
-        return None
-    rule = result.config.select
-    lines = [[selection.picked_or_last(run, rule) for run in of_cell] for of_cell in runs]
-    return np.array([[line["test_score"] for line in of_cell] for of_cell in lines])
+    tests = []
+    for cell in result.cells:
+        runs = [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
+        if any(run["diverged"] for run in runs):
+            return None
+        lines = (selection.picked_or_last(run, result.config.select) for run in runs)
+        tests.append([line["test_score"] for line in lines])
+    return np.array(tests)
 
 
 def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 4: mean and worst test accuracy over held-out domains, by penalty."""
-    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
-    for result in results:
-        for penalty in _SWEPT:
-            tests = _of_domains(result, penalty)
-            for quantity, over in (
-                ("mean of held-out domains, %", np.mean),
-                ("worst held-out domain, %", np.min),
-            ):
-                values = [] if tests is None else [float(v) for v in 100 * over(tests, axis=0)]
-                series = points.setdefault(quantity, {}).setdefault(result.row.label, [])
-                series.append((f"{penalty:g}", values))
+
+    def values(result: RowResult, penalty: float, over: Callable[..., np.ndarray]) -> list[float]:
+        tests = _of_domains(result, penalty)
+        return [] if tests is None else [*(100 * over(tests, axis=0))]
+
+    quantities = {"mean of held-out domains, %": np.mean, "worst held-out domain, %": np.min}
+    points = {
+        quantity: {
+            result.row.label: [(f"{at:g}", values(result, at, over)) for at in _SWEPT]
+            for result in results
+        }
+        for quantity, over in quantities.items()
+    }
     return drawings.against(path, f"{data}: FedIPG", "penalty", points)
 
 
 def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Test accuracy by round, a panel per held-out domain.
-
-    A single held-out domain has a second panel, by megabytes sent.
-    """
-    held_out = [cell.held_out for cell in results[0].cells]
-    panels = [
-        _by_round(results, place, key)
-        for place in range(len(held_out))
-        for key in (("round", "bytes") if len(held_out) == 1 else ("round",))
-    ]
+    """Test accuracy by round and by megabytes sent."""
+    complete = [result for result in results if result.is_complete]
+    panels = []
+    for key, x_label, x_scale in (("round", "round", "linear"), ("bytes", "MB sent in all", "log")):
+        lines = {result.row.label: _curves(result, key) for result in complete}
+        panels.append(drawings.Panel(lines, "", x_label, "test accuracy, %", x_scale))
     title = f"{data}: a line per seed, a large dot where its rule selects"
-    return drawings.lines(path, title, panels, (5.5, 4.4), spread="", percent=True)
+    return drawings.lines(path, title, panels, (5.5, 4.4), by_seed=True, percent=True)
 
 
-def _by_round(results: Sequence[RowResult], place: int, key: str) -> drawings.Panel:
-    """The curves of a held-out domain against rounds or bytes."""
-    lines = {}
-    for result in results:
-        cell = result.cells[place]
-        if not cell.runs:
-            continue
-        x, y = zip(*(_curve(log, key) for log in cell.logs), strict=True)
-        dots = [
-            (
-                at["round"] if key == "round" else _megabytes(run, at),
-                100 * at["test_score"],
-            )
-            for run, at in _selected(result, cell)
-        ]
-        lines[result.row.label] = drawings.Line(np.array(x), 100 * np.array(y), dots)
-    x_label = "round" if key == "round" else "MB sent in all"
-    title = f"held out: {results[0].cells[place].held_out}"
-    return drawings.Panel(lines, title, x_label, "test accuracy, %", log_x=key == "bytes")
+def _curves(result: RowResult, key: str) -> drawings.Line:
+    """The curves of a row against rounds or bytes, with a dot at what each seed serves."""
+    x, y = zip(*(_curve(log, key) for log in result.only.logs), strict=True)
+    dots = [
+        (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_score"])
+        for run, at in _selected(result, result.only)
+    ]
+    return drawings.Line(np.array(x), 100 * np.array(y), dots)
 
 
 def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -503,23 +445,16 @@ def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 7: test accuracy by round, a panel per stain."""
-    panels: dict[str, dict[str, drawings.Line]] = {}
+    lines: dict[str, dict[str, drawings.Line]] = {}
     for result in results:
         stain, _, method = result.row.label.partition(" ")
-        lines = panels.setdefault(stain, {})
         if result.is_complete:
-            lines[method] = study.curve(result)
-    return drawings.lines(
-        path,
-        data,
-        [
-            drawings.Panel(lines, f"stained: {stain}", "round", "test accuracy, %")
-            for stain, lines in panels.items()
-        ],
-        (4.4, 3.8),
-        spread=drawings.DEVIATION,
-        percent=True,
-    )
+            lines.setdefault(stain, {})[method] = study.curve(result)
+    panels = [
+        drawings.Panel(of, f"stained: {stain}", "round", "test accuracy, %")
+        for stain, of in lines.items()
+    ]
+    return drawings.lines(path, data, panels, (4.4, 3.8), percent=True)
 
 
 NUMBERS = study.printed("fedipg")
@@ -558,25 +493,24 @@ PAPER = study.Paper(
             numbers,
             {"_by_round": draw_by_round},
             _scores,
+            data=tuple(_COLORED),
             caption=_ABOUT_SELECTION,
         ),
         "domains": Study(
             domains,
-            _accuracies,
+            _by_domain,
             numbers,
-            scores=_scores,
-            check=study.check_one_method,
+            scores=_scores_by_domain,
+            data=_DOMAINS,
             caption=_ABOUT_SELECTION,
         ),
-        "penalties": Study(
-            penalties, _by_penalty, numbers, {"": draw_penalties}, check=_check_swept
-        ),
+        "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}, data=_DOMAINS),
         "combinations": Study(
             combinations,
-            _accuracies,
+            _by_domain,
             numbers,
-            scores=_scores,
-            check=study.check_one_method,
+            scores=_scores_by_domain,
+            data=("mnist", "digits"),
             caption=_ABOUT_SELECTION,
         ),
         "stains": Study(
@@ -584,10 +518,10 @@ PAPER = study.Paper(
             _accuracies,
             numbers,
             {"": draw_stains},
-            check=study.check_one_cell,
+            data=tuple(_STAINS),
             caption=_ABOUT_SELECTION,
         ),
-        "ends": Study(ends, _by_end, check=study.check_one_cell, caption=_ABOUT_ENDS),
+        "ends": Study(ends, _by_end, data=("colored_mnist", _MOVED), caption=_ABOUT_ENDS),
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
@@ -595,13 +529,16 @@ PAPER = study.Paper(
                 "": exit_strategy.draw_exit,
                 "_contributions": exit_strategy.draw_contributions,
             },
-            check=exit_strategy.check,
+            data=exit_strategy.DATA,
             caption="At the last round; clients by their validation examples. Regular clients: "
             "without client 0, if it is rotated.",
         ),
     },
     caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
-    diverged=_diverged,
+    diverged=lambda result: {
+        "selected by": result.config.select,
+        "test, %": study.why_none(result),
+    },
 )
 BINARY = study.binary(PAPER, __doc__)
 

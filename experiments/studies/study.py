@@ -1,20 +1,17 @@
-"""Tables of papers: each row is a run of `sweep`, with the paper's numbers beside ours.
+"""What studies share: rows that run, our columns beside the paper's numbers, and the files.
 
-Each paper is a file in studies/ with its studies; this file has the code that all papers share. Each
-row has its own folder of runs, and finished runs stay there. So a study can be interrupted, and the
-studies of a paper share runs.
+A paper is a file of this folder with its studies. Each row has its own folder of runs, and finished
+runs stay there. So a study can be interrupted, and the studies of a paper share runs.
 """
 
-import contextlib
 import csv
 import dataclasses
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import pandas as pd
 from absl import flags
@@ -27,44 +24,13 @@ from ..experiment import command_line, config, grid
 from ..experiment.config import Config
 from ..flags import command
 from ..flags.command import Binary
-from ..flags.flag import (
-    check,
-    check_different,
-    check_known,
-    flag,
-    flag_error,
-    flags_of,
-)
+from ..flags.flag import check, check_known, flag, flags_of
 from ..parts import machine
 from ..running import divergence, files, launch, log, records
 from ..running.ahead import DEPTH, Ahead
-from ..running.launch import Launch, Shared
-from ..running.records import Line, Result, RunResult
+from ..running.records import Line, Result, RunResult, Sweep
 from ..studies import drawings
 from ..tables import Part
-
-_SEVERAL_CELLS = "the flags ask for several cells, by {}; for those there is sweep"
-
-
-class _Stop(msgspec.Struct):
-    round: int | None
-
-
-class _StoppedRun(msgspec.Struct):
-    seed: int
-    stops: list[_Stop] = []
-
-
-class _Stopped(msgspec.Struct):
-    """The part of a `records.Result` that says where its runs stopped."""
-
-    runs: list[_StoppedRun]
-
-
-class _Cells(msgspec.Struct):
-    """The part of a sweep's result.json that has its cells."""
-
-    cells: list[Result]
 
 
 class Row(NamedTuple):
@@ -106,6 +72,16 @@ class RowResult(NamedTuple):
         return cell
 
     @property
+    def selected(self) -> list[Line]:
+        """The selected evaluation of each seed, of a row with a single cell."""
+        return [run["selected"] for run in self.only.runs]
+
+    @property
+    def last(self) -> list[Line]:
+        """The last evaluation of each seed, of a row with a single cell."""
+        return [run["last"] for run in self.only.runs]
+
+    @property
     def is_complete(self) -> bool:
         """Whether each cell has selected runs."""
         return all(cell.runs for cell in self.cells)
@@ -117,24 +93,16 @@ Cells = dict[str, str]  # heading -> text, of a row of a table
 ByHeading = dict[str, Scores]  # the scores of a row by seed, for columns of its table
 
 
-def _no_scores(result: RowResult) -> ByHeading:
-    return {}
-
-
-def _nothing(result: RowResult, data: str = "") -> Cells:
-    return {}
-
-
 class Study(NamedTuple):
     """A table of a paper, and its figures."""
 
     rows: Callable[[str], list[Row]]  # of a data set
-    columns: Callable[[RowResult], Cells] = _nothing  # our results
-    numbers: Callable[[RowResult, str], Cells] = _nothing  # the paper's, on a data set
+    columns: Callable[[RowResult], Cells] = lambda result: {}  # our results
+    numbers: Callable[[RowResult, str], Cells] = lambda result, data: {}  # the paper's
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
-    scores: Callable[[RowResult], ByHeading] = _no_scores  # if the rows compare methods
+    scores: Callable[[RowResult], ByHeading] = lambda result: {}  # if the rows compare methods
+    data: Sequence[str] = ()  # the data sets that it takes; () for those of the paper
     draws_rows: bool = True  # whether each row draws its curves and its partition
-    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
     caption: str = ""  # what its columns need besides the paper's caption
 
 
@@ -159,16 +127,74 @@ class Options(NamedTuple):
     own: Any = None  # the record of the paper's own flags
 
 
-# (study, data set, options) -> the rows to run; raises UsageError for unknown --rows
-Select = Callable[[Study, str, Options], list[Row]]
+class Paper(NamedTuple):
+    """The studies of a paper."""
+
+    name: str
+    data: Sequence[str]  # names of data sets; a study's default is the first that it takes
+    studies: Mapping[str, Study]  # by name; the first is the default
+    caption: str
+    diverged: Callable[[RowResult], Cells] = lambda result: {}  # of a row that is not complete
+    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
+    # (data set, options) -> the rows to run; by default those of --rows
+    select: Callable[[str, Options], list[Row]] | None = None
+    own: type[Any] | None = None  # the record of further flags
+    words: tuple[str, ...] = ()  # of its command; by default "paper" and its name
+    about_rows: str = "Which rows of the study, by their labels; all if none."
+    # (folder and beginning of the files' names, rows, options) -> the text to print; by default
+    # `write_tables`
+    write: Callable[[Path, list[RowResult], Options], str] | None = None
 
 
-def by_label(study: Study, data: str, options: Options) -> list[Row]:
-    """The rows with the labels of --rows, or all if there are no labels.
+def printed(paper: str) -> list[Number]:
+    """The numbers of a paper, from numbers/PAPER.csv."""
+    lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
+    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
 
-    Raises UsageError for an unknown label.
-    """
-    return labelled(study.rows(data), options.rows)
+
+def binary(paper: Paper, about: str | None) -> Binary:
+    """The binary of a paper, which takes the flags of `sweep`, too. about: the head of --help."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Own:
+        study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
+        rows: tuple[str, ...] = flag((), paper.about_rows, kind=str)
+        data: tuple[str, ...] = flag(
+            (),
+            "Data sets, each with a table; default: one of the study.",
+            choices=paper.data,
+            kind=str,
+        )
+
+    records = [Own, *([paper.own] if paper.own else [])]
+
+    def define(values: flags.FlagValues) -> None:
+        command_line.define(values, nonfinite="mark")
+        command.define([field for each in records for field in flags_of(each)], values)
+
+    def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
+        command_line.parse(argv, values)
+        found = []
+        for each in records:
+            found.append(each(**{f.name: command.value_of(f, values) for f in flags_of(each)}))
+            check(found[-1])
+        own, *more = found
+        if values["algorithm"].present:
+            raise UsageError("--algorithm", ..., "must be left out, as --rows selects rows")
+        taken = paper.studies[own.study].data or paper.data
+        for data in own.data:
+            check_known("data", data, taken)
+        of_sweep = flags.FlagValues()
+        command_line.define(of_sweep)
+        given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
+        overrides = tuple(line for each in given for line in each.serialize().splitlines())
+        folder = Path(os.path.expanduser(values.run_dir or f"runs/{paper.name}"))
+        return Options(own.study, own.rows, own.data or taken[:1], folder, overrides, *more)
+
+    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
+        return command_line.answer(argv, about or "", values, refused=("algorithm",))
+
+    return Binary(partial(run_all, paper), define, read, answer)
 
 
 def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
@@ -181,278 +207,78 @@ def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
     return [row for row in rows if not labels or row.label in labels]
 
 
-class Paper(NamedTuple):
-    """The studies of a paper."""
-
-    name: str
-    data: tuple[str, ...]  # names of data sets; by default a study takes the first that fits it
-    studies: Mapping[str, Study]  # by name; the first is the default
-    caption: str
-    diverged: Callable[[RowResult], Cells] = _nothing  # the columns of a row that is not complete
-    check: Callable[[Config], None] = lambda config: None  # raises UsageError for unfit flags
-    optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
-    select: Select = by_label
-    own: type[Any] | None = None  # the record of further flags
-    words: tuple[str, ...] = ()  # of its command; by default "paper" and its name
-    about_rows: str = "Which rows of the study, by their labels; all if none."
-    # (folder and beginning of the files' names, study, data set, rows, options) -> the text to
-    # print; by default `write_tables`
-    write: Callable[[Path, Study, str, list[RowResult], Options], str] | None = None
+def selected(paper: Paper, data: str, options: Options) -> list[Row]:
+    """The rows of a study on a data set that the flags select."""
+    if paper.select:
+        return paper.select(data, options)
+    return labelled(paper.studies[options.study].rows(data), options.rows)
 
 
-def printed(paper: str) -> list[Number]:
-    """The numbers of a paper, from numbers/PAPER.csv; [] for studies of no paper."""
-    path = Path(__file__).parent / "numbers" / f"{paper}.csv"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
-
-
-def binary(paper: Paper, about: str | None) -> Binary:
-    """The binary of a paper, which takes the flags of `sweep`, too.
-
-    about: the first paragraphs of --help, the docstring of the paper's file.
-    """
-
-    @dataclasses.dataclass(frozen=True)
-    class Own:
-        study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
-        rows: tuple[str, ...] = flag((), paper.about_rows, kind=str)
-        data: tuple[str, ...] = flag(
-            (),
-            f"Data sets, each with a table; default: {paper.data[0]}, or the first that fits the "
-            "study.",
-            choices=paper.data,
-            kind=str,
-        )
-
-    more = flags_of(paper.own) if paper.own else []
-
-    def define(values: flags.FlagValues) -> None:
-        command_line.define(values, nonfinite="mark")
-        command.define([*flags_of(Own), *more], values)
-
-    def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
-        command_line.parse(argv, values)
-        own = Own(**{field.name: command.value_of(field, values) for field in flags_of(Own)})
-        if values["algorithm"].present:
-            text = "must be left out, as each row has its own; --rows selects rows"
-            raise UsageError("--algorithm", ..., text)
-        check_different("data", own.data, may_be_empty=not values["data"].present)
-        check_different("rows", own.rows, may_be_empty=True)
-        check(own)
-        data = own.data or (_usual_data(paper, own.study),)
-        of_paper = None
-        if paper.own is not None:
-            of_paper = paper.own(**{each.name: command.value_of(each, values) for each in more})
-            check(of_paper)
-        of_sweep = flags.FlagValues()
-        command_line.define(of_sweep)
-        given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
-        overrides = tuple(line for each in given for line in each.serialize().splitlines())
-        folder = Path(os.path.expanduser(values.run_dir or f"runs/{paper.name}"))
-        return Options(own.study, own.rows, data, folder, overrides, of_paper)
-
-    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
-        return command_line.answer(argv, about or "", values, refused=("algorithm",))
-
-    return Binary(partial(run_all, paper), define, read, answer)
-
-
-def configs(
-    paper: Paper, rows: Sequence[Row], folder: Path, overrides: Sequence[str]
-) -> list[Config]:
-    """The flags of each row. Raises UsageError if overrides do not fit a row."""
+def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) -> list[Config]:
+    """The flags of each row, whose runs lie in `folder`. Raises UsageError for unfit overrides."""
     result = []
     for row in rows:
-        places = {"run_dir": folder / row.folder}
-        places |= {"init_from": folder / row.start} if row.start else {}
+        places = [f"--run_dir={folder / row.folder}", "--resume"]
+        places += [f"--init_from={folder / row.start}"] if row.start else []
         try:
-            chosen = command_line.of_arguments(
-                [*overrides, *(f"--{k}={v}" for k, v in places.items()), "--resume"],
-                row.flags,
-                nonfinite="mark",
-            )
-            if chosen.num_processes > 1 or chosen.distributed:
-                raise UsageError("--num_processes", ..., "must be 1, as studies are one process")
-            if chosen.score not in ("auto", "accuracy"):
-                raise flag_error("score", chosen.score, "must be accuracy")
-            paper.check(chosen)
+            chosen = [*overrides, *places]
+            result.append(command_line.of_arguments(chosen, row.flags, nonfinite="mark"))
         except UsageError as error:
-            raise _of_row(row, error) from None
-        result.append(chosen)
+            raise UsageError(row.label, ..., str(error)) from None
     return result
 
 
-def _of_row(row: Row, error: UsageError) -> UsageError:
-    return UsageError(row.label, ..., str(error))
-
-
-def _usual_data(paper: Paper, study: str) -> str:
-    """The first data set that a study takes."""
-    for data in paper.data:
-        with contextlib.suppress(UsageError):
-            paper.studies[study].rows(data)
-            return data
-    raise ValueError(f"the study {study} takes none of {paper.data}")
-
-
-def check_row(row: Row, chosen: Config) -> None:
-    """Raises UsageError, before any compute, if a row does not fit its data or its folder."""
-    try:
-        launch.check(chosen, Path(chosen.run_dir), in_folders=True)
-    except UsageError as error:
-        raise _of_row(row, error) from None
-
-
-def check_data(data: str, allowed: Collection[str]) -> None:
-    """Raises UsageError if a study cannot be run on a data set."""
-    if data not in allowed:
-        allowed_names = ", ".join(allowed)
-        raise UsageError(f"--data={data}", ..., f"must be one of {allowed_names} for this study")
-
-
-def check_one_cell(config: Config) -> None:
-    """Raises UsageError if the flags give a row several cells."""
-    if config.held_out == "all" or "," in config.held_out:
-        raise UsageError(_SEVERAL_CELLS.format("--held_out"))
-    check_one_method(config)
-
-
-def check_one_method(config: Config) -> None:
-    """Raises UsageError if the flags give a row several cells for a held-out domain."""
-    if len(grid.cells(config, [None])) > 1:
-        raise UsageError(_SEVERAL_CELLS.format("--algorithm or --set"))
-
-
-def check_one_setting(chosen: Config) -> None:
-    """Raises UsageError if the runs of a row differ in more than their seeds."""
-    check_one_cell(chosen)
-    check_one_value(chosen)
-
-
-def check_one_value(chosen: Config, *may_differ: str) -> None:
-    """Raises UsageError if the runs of a row have several values of another real number.
-
-    may_differ: the numbers of which there may be several.
-    """
-    cell = grid.cells(chosen, [None])[0]
-    for name in cell.runs[0].hyper:
-        values = sorted({run.hyper[name] for run in cell.runs})
-        if name not in may_differ and len(values) > 1:
-            flag = name if name in config.FLAGS else f"set={name}"
-            raise flag_error(flag, values, "must be one value in this study")
-
-
-def _check_start(row: Row, before: Sequence[str], folder: Path) -> None:
-    """Raises UsageError if the row of the initial network is neither finished nor before this.
-
-    before: the folders of the earlier rows.
-    """
-    first = row.start.partition("/")[0]
-    if first and first not in before and not (folder / row.start / "result.json").exists():
-        raise UsageError(
-            f"--rows={row.label}",
-            ...,
-            f"starts from the network of {first}, which is not finished; must stand beside that",
-        )
-
-
-def _check_reached(row: Row, folder: Path) -> None:
-    """Raises UsageError if the row that provides the initial network did not reach its stop."""
-    if not row.start:
-        return
-    runs = records.read(folder / row.start / "result.json", _Stopped).runs
-    missed = [run.seed for run in runs if any(not stop.round for stop in run.stops)]
-    if missed:
-        raise UsageError(
-            row.label,
-            ...,
-            f"starts from the network of {row.start}, which has not reached its "
-            f"--stop_above with seeds {missed}; must have more --rounds",
-        )
-
-
-def prepare(label: str, chosen: Config, ahead: Ahead, shared: Shared) -> Launch:
-    """The launch of a row, whose first program begins to compile."""
-    ready = launch.prepared(
-        chosen, Path(chosen.run_dir), in_folders=True, shared=shared, label=label
-    )
-    ready.compile_ahead(ahead)
-    return ready
-
-
 def run(
-    row: Row,
-    chosen: Config,
-    ahead: Ahead | None = None,
-    write: launch.Report = report.write,
-    shared: Shared | None = None,
-    label: str = "",
-) -> RowResult:
-    """Runs a row, or reads its results if it is finished.
+    rows: Sequence[Row], configs: Sequence[Config], write: launch.Report = report.write
+) -> list[RowResult]:
+    """Runs the rows that are not finished; while one runs, the programs of the next ones compile.
 
-    ahead: the threads in which the row may have been prepared.
-    shared: the programs of other rows.
-    label: what lines of progress name the row; "": its label.
+    write: writes the tables and figures of a row.
     """
-    label = label or row.label
-    if ahead is None:
-        with Ahead() as own:
-            return run(row, chosen, own, write, shared, label)
-    shared = Shared() if shared is None else shared
-    place = Path(chosen.run_dir)
-    ahead.take(chosen.run_dir, partial(prepare, label, chosen, ahead, shared)).run(write, ahead)
-    results = records.read(place / "result.json", _Cells).cells
-    cells = [result.cell.restored() for result in results]
-    names = grid.folder_names(cells)
-    finished = []
-    for cell, result in zip(cells, results, strict=True):
+    shared, results = launch.Shared(), []
+    with Ahead() as ahead:
+
+        def prepared(index: int) -> launch.Launch:
+            label = f"{rows[index].label} ({index + 1} of {len(rows)})"
+            place = Path(configs[index].run_dir)
+            ready = launch.prepared(
+                configs[index], place, in_folders=True, shared=shared, label=label
+            )
+            ready.compile_ahead(ahead)
+            return ready
+
+        for index, (row, chosen) in enumerate(zip(rows, configs, strict=True)):
+            for later in range(index + 1, min(index + 1 + DEPTH, len(rows))):
+                if not rows[later].start:  # the network of another row
+                    ahead.begin(later, partial(prepared, later))
+            ahead.take(index, partial(prepared, index)).run(write, ahead)
+            results.append(finished(row, chosen))
+    return results
+
+
+def finished(row: Row, chosen: Config) -> RowResult:
+    """The results of a row that has run."""
+    place, cells = Path(chosen.run_dir), []
+    found = records.read(place / "result.json", Sweep).cells
+    names = grid.folder_names([result.cell.restored() for result in found]).values()
+    for result, name in zip(found, names, strict=True):
         picked = selection.choose(row.label, result, chosen.select)
-        if picked is None:
-            held_out = cell.held_out or "test"
-            finished.append(CellResult(held_out, [], [], result, place / names[cell.name]))
-            continue
-        lines = log.read(place / names[cell.name], picked.runs[0].last.round)
-        logs = [[line for line in lines if line.run == index] for index in picked.indices]
-        finished.append(
-            CellResult(picked.held_out, picked.runs, logs, result, place / names[cell.name])
-        )
-    return RowResult(row, chosen, finished)
+        lines = log.read(place / name, picked.runs[0].last.round) if picked else []
+        logs = [
+            [x for x in lines if x.run == index] for index in (picked.indices if picked else [])
+        ]
+        runs = picked.runs if picked else []
+        cells.append(CellResult(selection.held_out_of(result), runs, logs, result, place / name))
+    return RowResult(row, chosen, cells)
 
 
 def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
     """A line of a study's table: the row's label, our results and the paper's numbers."""
     columns = study.columns if result.is_complete else paper.diverged
     runs = [run for cell in result.cells for run in cell.result["runs"]]
-    count = {"runs diverged": divergence.count(runs)} if _has_diverged(runs) else {}
+    has_diverged = any(run["diverged"] for run in runs)
+    count = {"runs diverged": divergence.count(runs)} if has_diverged else {}
     return {data: result.row.label, **columns(result), **count, **study.numbers(result, data)}
-
-
-def _has_diverged(runs: Sequence[Any]) -> bool:
-    return any(run["diverged"] for run in runs)
-
-
-def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
-    """Whether a row's clients are as its own flags say, so that a paper's number may stand there.
-
-    looked_at: the flags of partition and participation that the caller looks at.
-    """
-    own = command_line.of_arguments([], result.row.flags)
-    names = {*config.names_of("partition"), *config.names_of("participation")} - looked_at
-    return own.only(names) == result.config.only(names)
-
-
-def why_none(result: RowResult) -> str:
-    """The text for a row that is not complete: diverged, or none."""
-    texts = [selection.why_none(cell.result) for cell in result.cells if not cell.runs]
-    return "diverged" if "diverged" in texts else "none"
-
-
-def last_test(runs: Sequence[Any]) -> str:
-    """The test accuracy at the last round; how many runs diverged, if any did."""
-    if _has_diverged(runs):
-        return f"diverged, {divergence.count(runs)}"
-    return percent([run["last"] for run in runs], "test_score")
 
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
@@ -466,8 +292,8 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     # A row that is not complete has few columns, in another order.
     complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
-    headings = dict.fromkeys(heading for line in [*complete, *lines] for heading in line)
-    return pd.DataFrame([line for line in lines if line], columns=[*headings])
+    headings = dict.fromkeys(heading for each in [*complete, *lines] for heading in each)
+    return pd.DataFrame(lines, columns=[*headings])
 
 
 def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
@@ -478,25 +304,21 @@ def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
     by_row: dict[str, ByHeading] = {}
     for result in results:
         cells = [_surviving(result, cell) for cell in result.cells]
-        if not all(cell.runs for cell in cells):
-            continue
-        seeds = {run.seed: np.nan for cell in cells for run in cell.result.runs}
-        scores = study.scores(result._replace(cells=cells))
-        by_row[result.row.label] = {name: seeds | dict(of) for name, of in scores.items()}
-    headings = dict.fromkeys(heading for scores in by_row.values() for heading in scores)
-    frames = {
-        heading: {label: of[heading] for label, of in by_row.items() if heading in of}
-        for heading in headings
-    }
-    return [Column(heading, pd.DataFrame(of)) for heading, of in frames.items()]
+        if all(cell.runs for cell in cells):
+            seeds = {run.seed: np.nan for cell in cells for run in cell.result.runs}
+            found = study.scores(result._replace(cells=cells))
+            by_row[result.row.label] = {name: seeds | dict(of) for name, of in found.items()}
+    headings = dict.fromkeys(heading for of in by_row.values() for heading in of)
+    return [
+        Column(name, pd.DataFrame({row: of[name] for row, of in by_row.items() if name in of}))
+        for name in headings
+    ]
 
 
 def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     """A cell, with the runs that did not diverge if nothing was selected."""
-    if cell.runs:
-        return cell
     one = selection.choose(result.row.label, cell.result, result.config.select, surviving=True)
-    return cell._replace(runs=one.runs) if one else cell
+    return cell if cell.runs or not one else cell._replace(runs=one.runs)
 
 
 def scores(of_seeds: Mapping[int, Any], headings: Mapping[str, str]) -> ByHeading:
@@ -518,6 +340,31 @@ def last_scores(result: RowResult) -> ByHeading:
     return scores(of_seeds, {"test at the last, %": "test_score"})
 
 
+def run_all(paper: Paper, options: Options) -> str:
+    """Runs a study on each data set, writes its tables and figures, and returns the tables."""
+    study = paper.studies[options.study]
+    todo = {}
+    for data in options.data:
+        rows = selected(paper, data, options)
+        todo[data] = rows, configs(rows, options.folder / data, options.overrides)
+    machine.prepare(todo[options.data[0]][1][0])
+    # The table of some rows or columns must not overwrite that of all.
+    is_part = bool(options.rows or getattr(options.own, "columns", ()))
+    name = f"{options.study}_some" if is_part else options.study
+    texts = []
+    for data, (rows, chosen) in todo.items():
+        results = run(rows, chosen, report.write if study.draws_rows else report.write_table)
+        path = options.folder / data / name
+        if paper.write:
+            texts.append(paper.write(path, results, options))
+        else:
+            texts.append(write_tables(path, paper, study, data, results))
+        files.write_json(path.with_name(f"{name}.json"), _origin(paper, options, data, results))
+        for ending, draw in study.figures.items():
+            texts.append(draw(path.with_name(f"{name}{ending}.png"), data, results))
+    return "\n\n" + "\n\n".join([text for text in [*texts, _caption(paper, study)] if text])
+
+
 def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[RowResult]) -> str:
     """Writes the tables of a study and the evaluations of its runs; returns the text to print.
 
@@ -526,11 +373,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     columns = compared(study, rows)
     found = comparison.differences(columns)
     parts: list[Part] = [table(paper, study, data, rows), *comparison.comparing(columns, found)]
-    cells = [
-        report.Cell(row.row.label, row.config.select, cell.folder, cell.result)
-        for row in rows
-        for cell in row.cells
-    ]
+    cells = cells_of(rows)
     chosen = [selection.choose(cell.label, cell.result, cell.rule) for cell in cells]
     winners = [one for one in chosen if one]
     # Games serve by the state of their stop, which no rule of selection looks at.
@@ -545,8 +388,46 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     return tables.printed(parts)
 
 
+def cells_of(rows: Iterable[RowResult]) -> list[report.Cell]:
+    """The cells of rows, for the file of their evaluations."""
+    return [
+        report.Cell(row.row.label, row.config.select, cell.folder, cell.result)
+        for row in rows
+        for cell in row.cells
+    ]
+
+
 def _caption(paper: Paper, study: Study) -> str:
     return f"{paper.caption} {study.caption}".strip()
+
+
+def _origin(
+    paper: Paper, options: Options, data: str, results: Sequence[RowResult]
+) -> records.Origin:
+    """The record of a table: the command without places, and the provenance of its runs."""
+    own = dataclasses.asdict(options.own) if paper.own else {}
+    given = {"study": options.study, "data": data, "rows": options.rows} | own
+    texts = {k: ",".join(v) if isinstance(v, tuple) else v for k, v in given.items()}
+    words = [f"--{name}={text}" for name, text in texts.items() if text]
+    command = paper.words or ("paper", paper.name)
+    cells = [(cell.folder, cell.result) for row in results for cell in row.cells]
+    return report.origin([*command, *words, *options.overrides], cells)
+
+
+def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
+    """Whether a row's clients are as its own flags say, so that a paper's number may stand there.
+
+    looked_at: the flags of partition and participation that the caller looks at.
+    """
+    own = command_line.of_arguments([], result.row.flags)
+    names = {*config.names_of("partition"), *config.names_of("participation")} - looked_at
+    return own.only(names) == result.config.only(names)
+
+
+def why_none(result: RowResult) -> str:
+    """The text for a row that is not complete: diverged, or none."""
+    texts = [selection.why_none(cell.result) for cell in result.cells if not cell.runs]
+    return "diverged" if "diverged" in texts else "none"
 
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
@@ -554,110 +435,32 @@ def percent(evaluations: Sequence[Any], accuracy: str) -> str:
     return tables.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
 
-def _test_accuracy(line: Mapping[str, Any]) -> float:
-    return 100 * line["test_score"]
+def percents(evaluations: Iterable[Any], accuracy: str = "test_score") -> list[float]:
+    """An accuracy of each evaluation, in percent."""
+    return [100 * each[accuracy] for each in evaluations]
 
 
-def curve(result: RowResult, value: Callable[[Any], float] = _test_accuracy) -> drawings.Line:
+def megabytes(result: RowResult) -> str:
+    """The megabytes that clients downloaded and uploaded in a run."""
+    return tables.spread([line["bytes"] / 1e6 for line in result.last])
+
+
+def curve(
+    result: RowResult, value: Callable[[Any], float] = lambda line: 100 * line["test_score"]
+) -> drawings.Line:
     """A value of each evaluation of a row's only cell, by default the test accuracy in percent."""
     logs = result.only.logs
     rounds = np.array([line["round"] for line in logs[0]])
     return drawings.Line(rounds, np.array([[value(line) for line in lines] for lines in logs]))
 
 
-def megabytes(result: RowResult) -> str:
-    """The megabytes that clients downloaded and uploaded in a run."""
-    return tables.spread([run["last"]["bytes"] / 1e6 for run in result.only.runs])
-
-
-def _origin(
-    paper: Paper, options: Options, data: str, results: Sequence[RowResult]
-) -> records.Origin:
-    """The record of a table: the command without places, and the provenance of its runs."""
-    command = paper.words or ("paper", paper.name)
-    words = [*command, f"--study={options.study}", f"--data={data}"]
-    words += [f"--rows={','.join(options.rows)}"] if options.rows else []
-    for field in flags_of(paper.own) if paper.own else []:
-        value = getattr(options.own, field.name)
-        text = ",".join(value) if isinstance(value, tuple) else value
-        words += [f"--{field.name}={text}"] if text else []
-    cells = [(cell.folder, cell.result) for row in results for cell in row.cells]
-    return report.origin([*words, *options.overrides], cells)
-
-
-def run_all(paper: Paper, options: Options) -> str:
-    """Runs a study on each data set, writes its tables and figures, and returns the tables.
-
-    Raises UsageError, before any compute, for options that do not fit.
-    """
-    study = paper.studies[options.study]
-    todo = {
-        data: list(
-            zip(rows, configs(paper, rows, options.folder / data, options.overrides), strict=True)
-        )
-        for data in options.data
-        for rows in [paper.select(study, data, options)]
-    }
-    machine.prepare(todo[options.data[0]][0][1])
-    for data, pairs in todo.items():
-        for index, (row, chosen) in enumerate(pairs):
-            before = [earlier.folder for earlier, _ in pairs[:index]]
-            _check_start(row, before, options.folder / data)
-            try:
-                study.check(chosen)
-            except UsageError as error:
-                raise _of_row(row, error) from None
-            check_row(row, chosen)
-    # The table of some rows or columns must not overwrite that of all.
-    is_part = bool(options.rows or getattr(options.own, "columns", ()))
-    name = f"{options.study}_some" if is_part else options.study
-    every = [(row, chosen) for data in options.data for row, chosen in todo[data]]
-    labels = {
-        chosen.run_dir: f"{row.label} ({index} of {len(every)})"
-        for index, (row, chosen) in enumerate(every, 1)
-    }
-    texts: list[Callable[[], str]] = []
-    drawn: list[Callable[[], Any]] = []
-    with Ahead() as ahead, Ahead(1) as drawer:
-
-        def draw_ahead(draw: Callable[[], Any]) -> Callable[[], Any]:
-            """Draws in a thread, while the next rows run; the result waits for it."""
-            drawer.begin(draw, draw)
-            return partial(drawer.take, draw, draw)
-
-        def write(*finished: Any) -> str:
-            if study.draws_rows:
-                drawn.append(draw_ahead(partial(report.draw, *finished)))
-            return report.write_table(*finished)
-
-        done = 0
-        shared = Shared()
-        for data in options.data:
-            results = []
-            for row, chosen in todo[data]:
-                done += 1
-                for _, following in every[done : done + DEPTH]:
-                    # A row that starts from another row's network must wait for it.
-                    if not following.init_from:
-                        place = following.run_dir
-                        ahead.begin(
-                            place, partial(prepare, labels[place], following, ahead, shared)
-                        )
-                _check_reached(row, options.folder / data)
-                label = labels[chosen.run_dir]
-                results.append(run(row, chosen, ahead, write, shared, label))
-            folder = options.folder / data
-            record = _origin(paper, options, data, results)
-            if paper.write is None:
-                text = write_tables(folder / name, paper, study, data, results)
-            else:
-                text = paper.write(folder / name, study, data, results, options)
-            texts.append(partial(str, text))
-            files.write_json(folder / f"{name}.json", record)
-            for ending, draw in study.figures.items():
-                path = folder / f"{name}{ending}.png"
-                texts.append(draw_ahead(partial(draw, path, data, results)))
-        for wait in drawn:
-            wait()
-        lines = [text() for text in texts]
-    return "\n\n" + "\n\n".join([line for line in [*lines, _caption(paper, study)] if line])
+def points(
+    results: Iterable[RowResult], quantities: Mapping[str, Callable[[RowResult], Sequence[float]]]
+) -> drawings.Points:
+    """The rows as points of a figure. quantities: title -> the value of each seed of a row."""
+    found: dict[str, dict[str, list[tuple[str, Sequence[float]]]]] = {}
+    for result in results:
+        for quantity, values in quantities.items():
+            series = found.setdefault(quantity, {}).setdefault(result.row.series, [])
+            series.append((result.row.x, values(result)))
+    return found

@@ -101,8 +101,8 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
             rows = options.rows or (("fedprox",) if options.study == "severity" else ())
             options = options._replace(own=own, rows=rows)
         for data in options.data:
-            rows = paper.select(paper.studies[options.study], data, options)
-            assert study.configs(paper, rows, folder, options.overrides)
+            rows = study.selected(paper, data, options)
+            assert study.configs(rows, folder, options.overrides)
     elif name in ("train", "sweep"):
         command_line.of_arguments(arguments)
     else:

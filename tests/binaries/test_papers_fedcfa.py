@@ -1,28 +1,18 @@
 """The studies of FedCFA: rows, tables, and the positions of points in figures."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 from matplotlib.figure import Figure
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv_experiments.experiment import command_line, config, grid
 from fedjax_inv_experiments.reporting import figures, finished
 from fedjax_inv_experiments.studies import factors, fedcfa, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures
-
-
-def parsed(*arguments: str) -> study.Options:
-    """The options of a command line."""
-    values = flags.FlagValues()
-    fedcfa.BINARY.define(values)
-    return fedcfa.BINARY.read(["", *arguments], values)
 
 
 @pytest.mark.parametrize("data", fedcfa.PAPER.data)
@@ -94,6 +84,7 @@ def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, A
         "test_score": test,
         "validation_score": validation,
         "train_metrics": {"correlation": 0.1},
+        "domains": {"test": {"split": "test"}},
         "bytes": 10**6 * number,
     }
 
@@ -190,112 +181,62 @@ def test_columns_choose_their_learning_rate_by_validation() -> None:
     assert not any("paper" in name for name in line_of(columns(without, tests, "--alpha=0.2")))
 
 
-def test_a_map_has_positives_from_left_to_right(
+def test_figures_show_the_grid_the_curves_and_the_seeds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     drawn: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
-    rows = fedcfa.loss_grid("digits")
     values = {
         name: (10 * hyper["positive_weight"] + hyper["negative_weight"]) / 200
         for name, hyper in fedcfa._COLUMNS["loss_grid"].items()
     }
-    done = [columns(row, values | {"10/10": np.nan}) for row in rows]
-    assert fedcfa.draw_grid(tmp_path / "grid.png", "digits", done) == (
-        f"Figure: {tmp_path / 'grid.png'}."
-    )
+    done = [columns(row, values | {"10/10": np.nan}) for row in fedcfa.loss_grid("digits")]
+    text = fedcfa.draw_grid(tmp_path / "grid.png", "digits", done)
+    assert text == f"Figure: {tmp_path / 'grid.png'}."
     left, right = drawn[0].axes[:2]
     assert [axis.get_title() for axis in (left, right)] == ["grid-without-FDC", "grid-with-FDC"]
     texts = {text.get_position(): text.get_text() for text in left.texts}
     assert len(texts) == 36
+    # Positives from left to right.
     assert texts[4, 0] == f"{100 * values['5/0.1']:.1f}"
     assert texts[0, 4] == f"{100 * values['0.1/5']:.1f}"
     assert texts[5, 5] == "none"
     cells = line_of(done[0])
     assert (cells["positive/negative"], cells["without a selection"]) == ("10/5", "1 of 36")
 
-
-def test_curves_and_dots_lie_where_the_runs_were(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
     rows = [row for row in fedcfa.partitions("fashion_mnist") if row.x.startswith("Dir60")]
     done = [made_up(row, [[0.1 * i, 0.5], [0.1 * i, 0.7]]) for i, row in enumerate(rows, start=1)]
     done[0] = done[0]._replace(cells=[done[0].only._replace(runs=[])])  # diverged
     fedcfa.draw_by_round(tmp_path / "rounds.png", "fashion_mnist", done)
     fedcfa.draw_by_seed(tmp_path / "seeds.png", "fashion_mnist", done)
-    rounds, seeds = drawn
-    titles = {axis.get_title(): axis for axis in rounds.axes if axis.get_title()}
-    assert list(titles) == ["Dir60(0.2)", "Dir60(0.6)"]
+    rounds, seeds = drawn[1:]
+    titles = {axis.get_title(): axis for axis in rounds.axes}
     for name, count in (("Dir60(0.2)", 2), ("Dir60(0.6)", 3)):
-        lines = titles[name].get_lines()
-        assert len(lines) == count
-        for line, one in zip(lines, [o for o in done if o.row.x == name][-count:], strict=True):
+        lines, of = titles[name].get_lines(), [one for one in done if one.row.x == name][-count:]
+        for line, one in zip(lines, of, strict=True):
             assert line.get_label() == one.row.series
             first = 100 * one.only.logs[0][0]["test_score"]
             np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
     (axis,) = seeds.axes
     dots = [line.get_ydata() for line in axis.get_lines() if len(line.get_ydata()) == 2]
-    assert len(dots) == 5
-    np.testing.assert_allclose(dots, [[50, 70]] * 5)
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["Dir60(0.2)", "Dir60(0.6)"]
-
-
-@pytest.fixture(scope="module")
-def study_output(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a part of a study, and what it printed."""
-    folder = tmp_path_factory.mktemp("study")
-    options = parsed(
-        *("--study=correlation", "--data=digits", "--rows=correlation-all", "--seeds=0,1"),
-        *("--rounds=2", "--eval_every=1", "--checkpoint_every=2", "--clients=4", "--cohort=2"),
-        *("--widths=8,6", "--set=top_k=3", "--set=decorrelation_weight=0.0,1.0"),
-        *("--client_chunk=1", "--run_chunk=1", f"--run_dir={folder}"),
-    )
-    with no_figures():
-        return folder / "digits", study.run_all(fedcfa.PAPER, options)
+    np.testing.assert_allclose(dots[-3:], [[50, 70]] * 3)
 
 
 @pytest.mark.slow
-def test_a_study_has_its_columns(study_output: tuple[Path, str]) -> None:
-    folder, text = study_output
-    (path,) = (folder / "correlation-all").glob("*/result.json")
-    runs = json.loads(path.read_text())["runs"]
-    assert [run["hyper"]["decorrelation_weight"] for run in runs] == [0.0, 0.0, 1.0, 1.0]
-    head, _, line = (folder / "correlation_some.md").read_text().splitlines()[:3]
-    assert line in text
-    cells = dict(zip(*([c.strip() for c in each.split("|")] for each in (head, line)), strict=True))
-    for weight in ("0", "1"):
-        tests = [
-            100 * run["by_rule"]["validation"]["test_score"]
-            for run in runs
-            if run["hyper"]["decorrelation_weight"] == float(weight)
-        ]
-        assert cells[f"{weight}, %"] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
-    assert "0.1, %" not in cells  # a weight that was not run
-
-
-@pytest.mark.slow
-def test_factors_of_rows(tmp_path: Path) -> None:
+def test_factors_of_a_row(tmp_path: Path) -> None:
     small = (
         *("--rounds=2", "--eval_every=1", "--clients=4", "--cohort=2", "--widths=8,6"),
         *("--set=top_k=3", "--learning_rate=0.1", "--client_chunk=1", "--run_chunk=1"),
     )
-    _, *rows = fedcfa.clients_factors("digits")
-    results = []
+    row = fedcfa.clients_factors("digits")[-1]
     with no_figures():
-        for row in rows:
-            mine = small if "FedCFA" in row.label else tuple(x for x in small if "top_k" not in x)
-            (chosen,) = study.configs(fedcfa.PAPER, [row], tmp_path, mine)
-            results.append(study.run(row, chosen))
-    mixed, replaced = (factors.panel(result, 2, 20) for result in results)
-    for panel in (mixed, replaced):
-        assert panel.factors.shape == (60, 8)
-        assert len(set(panel.client)) == 3
-    text = factors.draw(tmp_path / "factors.png", "digits", results)
-    assert (tmp_path / "factors.png").read_bytes().startswith(b"\x89PNG")
-    assert all(result.row.label in text for result in results)
-    trained = finished.open("run", results[1].only.folder).select(0, 0, "last")
+        (result,) = study.run([row], study.configs([row], tmp_path, small))
+        panel = factors.panel(result, 2, 20)
+        text = factors.draw(tmp_path / "factors.png", "digits", [result])
+    assert panel.factors.shape == (60, 8)
+    assert len(set(panel.client)) == 3
+    assert row.label in text
+    trained = finished.open("run", result.only.folder).select(0, 0, "last")
     made = trained.runs.data
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
     x = unit_range(made.data.x[:5])
@@ -307,9 +248,8 @@ def test_factors_of_rows(tmp_path: Path) -> None:
     plain, of_average = (np.asarray(factors.encoded(model, variables, v)) for v in (x, average))
     kept = np.asarray(told_factors) == plain
     assert (kept.sum(1) >= 5).all()
-    np.testing.assert_allclose(
-        told_factors, np.where(kept, plain, np.broadcast_to(of_average, plain.shape)), rtol=1e-6
-    )
+    replaced = np.where(kept, plain, np.broadcast_to(of_average, plain.shape))
+    np.testing.assert_allclose(told_factors, replaced, rtol=1e-6)
 
 
 def test_what_is_told_of_factors() -> None:
@@ -331,47 +271,13 @@ def test_what_is_told_of_factors() -> None:
     assert set(rows[whose == 2]) == set(parts[2])
 
 
-def test_methods_start_from_the_row_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_start_from_the_row_before(tmp_path: Path) -> None:
     rows = fedcfa.simpson("mnist")
-    first, *others = study.configs(fedcfa.PAPER, rows, tmp_path / "mnist", [])
+    first, *others = study.configs(rows, tmp_path)
     (cell,) = grid.cells(first, ["test"])
-    start = tmp_path / "mnist" / rows[0].folder / grid.folder_name(cell.name)
+    start = tmp_path / rows[0].folder / grid.folder_name(cell.name)
     assert [one.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]
     # Colours mislead clients only.
-    shadings = [one.shading for one in (first, *others)]
-    assert shadings == ["random", *["paradox"] * len(others)]
+    assert [one.shading for one in (first, *others)] == ["random", *["paradox"] * len(others)]
     assert first.stop_above == (0.95,)
     assert len({(one.widths, one.cut) for one in (first, *others)}) == 1
-
-    def leave(reached: int | None) -> None:
-        start.mkdir(parents=True, exist_ok=True)
-        runs = [{"seed": 0, "stops": [{"round": 3}]}, {"seed": 7, "stops": [{"round": reached}]}]
-        (start / "result.json").write_text(json.dumps({"runs": runs}))
-
-    # All rows are looked at before the first is run, which the others need.
-    seen: list[str] = []
-    monkeypatch.setattr(study, "check_row", lambda row, chosen: seen.append(row.label))
-
-    def run(row: Row, chosen: config.Config, *others: Any) -> RowResult:
-        if not row.start:
-            leave(5)
-        return RowResult(row, chosen, [])
-
-    monkeypatch.setattr(study, "run", run)
-    monkeypatch.setattr(study, "table", lambda *arguments: "")
-    monkeypatch.setattr(study, "_origin", lambda *arguments: None)
-    quiet = fedcfa.PAPER._replace(
-        studies={"simpson": fedcfa.PAPER.studies["simpson"]._replace(figures={})}
-    )
-    (tmp_path / "mnist").mkdir()
-    options = study.Options("simpson", (), ("mnist",), tmp_path, ("--client_chunk=1",))
-    alone = options._replace(rows=("simpson-FedMix",))
-    with pytest.raises(UsageError, match="simpson-FedMix"):
-        study.run_all(quiet, alone)
-    study.run_all(quiet, options)
-    assert seen == [row.label for row in rows]
-    study.run_all(quiet, alone)
-    assert seen[-1] == "simpson-FedMix"
-    leave(None)
-    with pytest.raises(UsageError, match="simpson-FedMix"):
-        study.run_all(quiet, alone)

@@ -1,22 +1,19 @@
 """The studies of FL Games: their rows are valid runs, and tables agree with the results of runs."""
 
-import contextlib
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import pytest
-from absl import flags
 
 from fedjax_inv_experiments import tables
 from fedjax_inv_experiments.experiment import command_line, config
 from fedjax_inv_experiments.running import loop
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row
-from runs import no_figures
+from runs import no_figures, parsed
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--seeds=0,1", "--widths=8", "--cut=0", "--batch_size=32"),
@@ -71,83 +68,36 @@ def test_thresholds_follow_the_classes_and_the_clients() -> None:
         assert threshold == (0.75 if label.endswith("-10-clients") else 0.6), label
 
 
-class StudyOutput(NamedTuple):
-    """A study's options, what it printed, and the lines of its progress."""
-
-    options: study.Options
-    text: str
-    progress: list[str]
-
-
-@pytest.fixture(scope="module")
-def study_output(tmp_path_factory: pytest.TempPathFactory) -> StudyOutput:
-    """A part of a study, by its flags: a game that stops and a baseline."""
-    folder = tmp_path_factory.mktemp("study")
-    options = parsed(
-        *SMALL,
-        *("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH"),
-        f"--run_dir={folder}",
-    )
-    with contextlib.redirect_stderr(io.StringIO()) as progress:
-        text = study.run_all(fl_games.PAPER, options)
-    return StudyOutput(options, text, progress.getvalue().splitlines())
-
-
-def parsed(*arguments: str) -> study.Options:
-    """The options of a command line."""
-    values = flags.FlagValues()
-    fl_games.BINARY.define(values)
-    return fl_games.BINARY.read(["", *arguments], values)
-
-
-def finished(study_output: StudyOutput) -> list[study.RowResult]:
-    """The baseline and the game, which are not run again."""
-    (data,), folder = study_output.options.data, study_output.options.folder
-    rows = study.labelled(fl_games.methods(data), study_output.options.rows)
-
-    def refuse(*arguments: Any) -> NoReturn:
-        raise AssertionError("ran what was finished")
-
-    with pytest.MonkeyPatch.context() as patch, no_figures():
-        patch.setattr(loop, "run_cell", refuse)
-        chosen = study.configs(fl_games.PAPER, rows, folder / data, SMALL)
-        return [study.run(row, each) for row, each in zip(rows, chosen, strict=True)]
-
-
 @pytest.mark.slow
-def test_a_study_shows_the_stop_and_the_end(
-    study_output: StudyOutput,
-) -> None:
-    options, text_of_all, _ = study_output
-    folder = options.folder / "colored_digits"
+def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path) -> None:
+    words = ("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH")
+    options = parsed(fl_games.BINARY, *SMALL, *words, f"--run_dir={tmp_path}")
+    printed = study.run_all(fl_games.PAPER, options)
+    folder = tmp_path / "colored_digits"
     text = (folder / "methods_some.md").read_text().split("\n\n")[0]
-    assert text in text_of_all
-    baseline, game, optimal = entries(text)
-    (path,) = (folder / "F-parallel-SMOOTH").glob("*/result.json")
-    runs = json.loads(path.read_text())["runs"]
-    tests = [100 * run["stops"][0]["test_score"] for run in runs]
-    assert game[:3] == ["F-parallel-SMOOTH", "2/2 below 0.99", "3.0 ± 0.0"]
-    assert game[4] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
-    (path,) = (folder / "FedAvg").glob("*/result.json")
-    runs = json.loads(path.read_text())["runs"]
-    tests = [100 * run["last"]["test_score"] for run in runs]
-    assert baseline[:3] == ["FedAvg", "2/2 below 0.99", "3.0 ± 0.0"]
+    assert text in printed
+    shown, optimal = entries(text)[:2], entries(text)[2]
     assert optimal[0] == "optimal"
+    for row, label in zip(shown, ("FedAvg", "F-parallel-SMOOTH"), strict=True):
+        (path,) = (folder / label).glob("*/result.json")
+        tests = [
+            100 * run["stops"][0]["test_score"] for run in json.loads(path.read_text())["runs"]
+        ]
+        assert row[:3] == [label, "2/2 below 0.99", "3.0 ± 0.0"]
+        assert row[4] == f"{np.mean(tests):.1f} ± {np.std(tests, ddof=1):.1f}"
     assert (folder / "methods_some_by_round.png").read_bytes().startswith(b"\x89PNG")
-    # The flags that are given go to all rows.
-    for path in folder.glob("*/*/config.json"):
-        record = json.loads(path.read_text())["flags"]
-        assert (record["rounds"], record["seeds"], record["widths"]) == (4, [0, 1], [8])
+    record = json.loads((folder / "methods_some.json").read_text())
+    assert record["command"].startswith("fedjax-inv paper fl_games --study=methods")
+    assert record["seeds"] == [0, 1]
 
-
-@pytest.mark.slow
-def test_rows_that_did_not_stop_and_rows_without_a_stop(
-    study_output: StudyOutput, tmp_path: Path
-) -> None:
-    baseline, game = finished(study_output)
-    methods = fl_games.PAPER.studies["methods"]
-    assert [game.row.label, baseline.row.label] == ["F-parallel-SMOOTH", "FedAvg"]
-    for one in (game, baseline):
+    # The same command again reads what is there.
+    with pytest.MonkeyPatch.context() as patch, no_figures():
+        patch.setattr(loop, "run_cell", None)
+        assert study.run_all(fl_games.PAPER, options) == printed
+        rows = study.selected(fl_games.PAPER, "colored_digits", options)
+        chosen = study.configs(rows, folder, options.overrides)
+        baseline, game = map(study.finished, rows, chosen)
+    for one in (baseline, game):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
@@ -157,17 +107,18 @@ def test_rows_that_did_not_stop_and_rows_without_a_stop(
 
     # As if the second threshold, which nothing falls below, were the first and only one.
     runs = [run | {"stops": run["stops"][1:]} for run in game.only.runs]
-    assert [run["stops"][0]["round"] for run in runs] == [None, None]
     without = config.changed(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
-    text = tables.text(study.table(fl_games.PAPER, methods, "colored_digits", done))
-    first, second, third, _ = entries(text)
-    last = [100 * run["last"]["test_score"] for run in game.only.runs]
+    methods = fl_games.PAPER.studies["methods"]
+    first, second, third, _ = entries(
+        tables.text(study.table(fl_games.PAPER, methods, "colored_digits", done))
+    )
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
-    assert first[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
-    last = [100 * run["last"]["test_score"] for run in baseline.only.runs]
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
-    assert second[4] == second[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
+    for row, one in ((first, game), (second, baseline)):
+        last = study.percents(one.last)
+        assert row[6] == f"{np.mean(last):.1f} ± {np.std(last, ddof=1):.1f}"
+    assert second[4] == second[6]
     assert third[1] == "none"  # no run diverged, so the rule picked none
     # The paper's numbers stand under their headings, whatever a row has of its own.
     cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done)
@@ -184,13 +135,3 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
         flips = command_line.of_arguments(row.flags).flips
         if study_name == "clients":
             assert str(len(flips)) == row.x.removesuffix("_uneven")
-
-
-def test_rows_are_chosen_by_their_labels() -> None:
-    rows = fl_games.methods("colored_digits")
-    assert study.labelled(rows, []) == rows
-    # In the order of the study.
-    chosen = study.labelled(rows, ["V-parallel", "FedAvg"])
-    assert [row.label for row in chosen] == ["FedAvg", "V-parallel"]
-    with pytest.raises(ValueError, match="--rows"):
-        study.labelled(rows, ["FedAvg", "V-Parallel"])
