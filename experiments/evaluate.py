@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
 
-from . import tables
+from . import figures, tables
 from .flags import command
 from .flags.flag import (
     check_picture,
@@ -51,7 +51,7 @@ from .flags.outside import Named
 from .parts import data as data_flags
 from .parts import metrics
 from .parts.objective import ACCURACY, Measure
-from .reporting import export, figures, finished, predictions
+from .reporting import export, finished, predictions
 from .reporting.finished import Runs
 from .reporting.predictions import Predicted
 from .running import files

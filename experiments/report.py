@@ -10,10 +10,10 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from . import selection, tables
+from . import data_figures, figures, selection, tables
 from .experiment.assemble import Assembled
 from .experiment.config import Config
-from .reporting import data_figures, predictions, run_figures
+from .reporting import predictions
 from .reporting.finished import NotSaved
 from .running import files, log, provenance
 from .running import folder as folders
@@ -30,13 +30,14 @@ def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) 
 
 def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> None:
     """Writes the figures."""
-    config, path = assembled.config, folder / "partition.png"
+    config = assembled.config
     held_out, seed = assembled.cells[0].held_out, config.seeds[0]
     dataset, split = assembled.as_seen(held_out, seed)
-    is_wrong = dataset.y != assembled.dataset.y
+    is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
+    holders = data_figures.holders_of(split, is_wrong)
     title = data_figures.title_of(config.title, held_out, seed)
-    data_figures.draw_partition(path, dataset, split, is_wrong, title=title)
-    run_figures.write(folder, finished, title=_title(config), rule=config.select)
+    data_figures.draw(folder / "partition.png", dataset, holders, is_wrong, title=title)
+    figures.write(folder, finished, title=_title(config), rule=config.select)
 
 
 def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:

@@ -11,12 +11,11 @@ import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
-from fedjax_inv_experiments import train
+from fedjax_inv_experiments import figures, train
 from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import flag
 from fedjax_inv_experiments.flags.command import Binary
-from fedjax_inv_experiments.reporting import figures
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, loop, provenance, records
 from fedjax_inv_experiments.running.records import Domain, Line, Result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..reporting import figures as drawing
+from .. import figures as drawing
 from ..shift_map import verdicts
 from ..shift_map.cells import Cell, heading, place_of
 from ..shift_map.columns import LISTED as SHIFTS

@@ -10,10 +10,10 @@ import numpy as np
 
 from fedjax_inv.data import federation
 
+from .. import figures
+from ..data_figures import rendered, to_rgb
 from ..experiment import assemble
 from ..experiment.config import Config
-from ..reporting import figures
-from ..reporting.data_figures import rendered, to_rgb
 from ..studies import drawings
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..reporting import figures
+from .. import figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,8 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Tree
 
-from ..reporting import figures, finished
+from .. import figures
+from ..reporting import finished
 from ..reporting.finished import OneRun
 from ..studies import drawings
 from ..studies.study import RowResult

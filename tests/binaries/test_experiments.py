@@ -19,13 +19,12 @@ import pytest
 import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import selection, sweep, tables, train
+from fedjax_inv_experiments import figures, selection, sweep, tables, train
 from fedjax_inv_experiments.experiment import assemble, config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
-from fedjax_inv_experiments.reporting import run_figures
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, loop, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
@@ -330,7 +329,7 @@ def test_a_marked_run_is_never_selected(
     # A figure of an earlier selection is none of these runs.
     for stale in ("curves.png", "domains.pdf"):
         (tmp_path / stale).touch()
-    run_figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
+    figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
     names = {f"{name}{ending}" for name in ("table", "grid") for ending in (".md", ".tex")}
     assert {path.name for path in tmp_path.iterdir()} == names
 

@@ -12,16 +12,12 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.transforms import Bbox
 
-from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import Split
-from fedjax_inv.types import Examples, Federation
-from fedjax_inv_experiments import evaluate
+from fedjax_inv_experiments import data_figures, evaluate, figures
+from fedjax_inv_experiments.data_figures import Holders
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.reporting import data_figures, figures, run_figures
 from fedjax_inv_experiments.running.records import (
     Cell,
     Domain,
@@ -127,7 +123,7 @@ def cells(
             runs.append(of)
         cell = Cell("fedavg", {}, held_out, [Run(seed, {}) for seed in (0, 1)])
         result.append((label, place, Result(cell, runs)))
-    monkeypatch.setattr(run_figures.log, "read", lambda folder, done: logs[folder])
+    monkeypatch.setattr(figures.log, "read", lambda folder, done: logs[folder])
     return result
 
 
@@ -135,8 +131,7 @@ LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i 
 
 
 @pytest.mark.parametrize(
-    ("labels", "num_domains", "clients"),
-    [(LONG[:8], 6, 6), (["fedavg"], 2, 2)],
+    ("labels", "num_domains", "clients"), [(LONG[:8], 6, 6), (["fedavg"], 2, 200)]
 )
 def test_one_panel(
     saved: dict[str, Figure],
@@ -147,7 +142,7 @@ def test_one_panel(
 ) -> None:
     domains = [f"d{index}" for index in range(num_domains)]
     made = cells(monkeypatch, labels, domains, domains[-1:], clients)
-    run_figures.write(Path("x"), made, title="my $data$ and its title: " + "long words " * 15)
+    figures.write(Path("x"), made, title="my $data$ and its title: " + "long words " * 15)
     names = {"curves.png", "clients.png"} | ({"domains.png"} if num_domains > 2 else set())
     assert set(saved) == names
     for figure in saved.values():
@@ -172,68 +167,18 @@ def test_panels_of_a_last_line_that_is_not_full(
     """Each column has its label and its ticks; all panels tell the domains in the same places."""
     domains = [str(15 * index) for index in range(7)]
     made = cells(monkeypatch, ["fedavg", "fedprox"], domains, domains, 5)
-    run_figures.write(Path("x"), made, title="digits")
-    for name, label in (("curves.png", "round"), ("domains.png", "domain")):
-        figure = saved[name]
-        check(figure)
-        assert [axis.get_xlabel() for axis in figure.axes] == [""] * 4 + [label] * 3
-        shown = [bool(axis.xaxis.get_tick_params()["labelbottom"]) for axis in figure.axes]
-        assert shown == [False] * 4 + [True] * 3
-        assert [bool(axis.get_ylabel()) for axis in figure.axes] == [True, False, False] * 2 + [
-            True
-        ]
-    for held_out, axis in zip(domains, saved["domains.png"].axes, strict=True):
+    figures.write(Path("x"), made, title="digits")
+    figure = saved["domains.png"]
+    check(figure)
+    assert [axis.get_xlabel() for axis in figure.axes] == [""] * 4 + ["domain"] * 3
+    shown = [bool(axis.xaxis.get_tick_params()["labelbottom"]) for axis in figure.axes]
+    assert shown == [False] * 4 + [True] * 3
+    for held_out, axis in zip(domains, figure.axes, strict=True):
         assert axis.get_title() == f"held out: {held_out}"
         assert [text.get_text() for text in axis.get_xticklabels()] in ([], domains)
         fedavg = [line.get_xydata()[0] for line in axis.lines][: len(domains)]
         # Where the round is 5, and the mean seed 0.5.
-        heights = [10 * index + 5.5 for index in range(7)]
-        np.testing.assert_allclose([y for _, y in fedavg], heights)
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "domains", "clients"),
-    [
-        (2, ("photograph", "a name of a domain that is $long$"), 2),
-        (10, ("a", "b"), 1000),
-    ],
-)
-def test_what_clients_hold(
-    saved: dict[str, Figure], num_classes: int, domains: tuple[str, ...], clients: int
-) -> None:
-    size = max(2 * num_classes, 2 * clients, 20)
-    rows = np.arange(size)
-    names = tuple(f"class number {index}" for index in range(num_classes))
-    x = np.zeros((size, 4, 4, 1), np.uint8)
-    dataset = Dataset(x, rows % num_classes, names, rows % len(domains), domains, rows < 0)
-    per_client = size // clients
-    held = Federation(
-        Examples(x, rows % num_classes),
-        rows,
-        np.arange(clients) * per_client,
-        np.full(clients, per_client),
-    )
-    split = Split(held, held, held, np.arange(clients) % len(domains), np.array([-1]), domains)
-    title = data_figures.title_of("digits", domains[-1], 3)
-    data_figures.draw_partition(Path("partition.png"), dataset, split, title=title)
-    figure = saved["partition.png"]
-    check(figure)
-    shown = figure.get_suptitle().replace("\n", " ")
-    assert shown == figures.literal(f"digits, held out: {domains[-1]}, seed 3")
-    left, right, _ = figure.axes
-    pictures = np.asarray(right.get_images()[0].get_array())
-    assert pictures.shape[:2] == (5 * len(domains), 5 * 6)  # of 4 x 4 pixels, with a gap of 1
-    assert (pictures[4::5] == 1).all()
-    assert (pictures[:, 4::5] == 1).all()
-    assert not pictures[:4, :4].any()
-    counts = np.asarray(left.get_images()[0].get_array())
-    assert counts.shape == (clients, num_classes)
-    assert counts.sum() == per_client * clients
-    for text, at in zip(left.get_xticklabels(), left.get_xticks(), strict=True):
-        assert text.get_text() == names[int(at)]
-    assert len(ticks(left, "y")) >= min(clients, 5)
-    assert len(ticks(right, "y")) == len(domains)
-    assert federation.parts_of(held)[0].tolist() == rows[:per_client].tolist()
+        np.testing.assert_allclose([y for _, y in fedavg], [10 * at + 5.5 for at in range(7)])
 
 
 @pytest.mark.parametrize(("num_classes", "clients"), [(2, 1), (120, 1000)])
@@ -254,73 +199,94 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
     evaluate.draw(Path("e.png"), evaluation, "fedavg, held out: $a$")
     figure = saved["e.png"]
     check(figure)
-    assert len(figure.axes) == 5
     # As many numbers would be too small to be read.
     assert bool(figure.axes[3].texts) == (num_classes == 2)
     if clients > 1:
-        curve = figure.axes[2].lines[0].get_xydata()
-        assert curve[0, 0] == 0
-        np.testing.assert_allclose(curve[[0, -1], 1], [0.5, 49.5])
+        np.testing.assert_allclose(figure.axes[2].lines[0].get_ydata()[[0, -1]], [0.5, 49.5])
 
 
-ERROR = Measure("absolute error", higher_is_better=False, is_share=False)
-
-
-@pytest.mark.parametrize(
-    ("measure", "scale", "heading"),
-    [
-        (ERROR, "log", "absolute error, lower is better"),
-        (ACCURACY, "linear", "accuracy, %"),
-    ],
-)
+@pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_curves_of_errors_that_fall_far_are_logarithmic(
-    saved: dict[str, Figure],
-    monkeypatch: pytest.MonkeyPatch,
-    measure: Measure,
-    scale: str,
-    heading: str,
+    saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:
     """Else the untrained network sets the axis, and all other errors lie on one line."""
-    domains = ["0", "1", "2"]
-    made = [
-        (label, path, msgspec.structs.replace(result, score=measure))
-        for label, path, result in cells(monkeypatch, ["fedavg"], domains, domains[2:], 3)
-    ]
-    read = run_figures.log.read
-    for factor, is_far in ((1.0, False), (100.0, True), (1e9, True)):
+    error = Measure("absolute error", higher_is_better=False, is_share=False)
+    made = cells(monkeypatch, ["fedavg"], ["0", "1", "2"], ["2"], 3)
+    made = [(*of, msgspec.structs.replace(result, score=error)) for *of, result in made]
+    read = figures.log.read
 
-        def scaled(folder: Path, done: int, factor: float = factor) -> list[Line]:
-            # Round 0 alone is worse by the factor.
-            return [
-                one | {"test_score": one.test_score * (1 if one.round else factor)}
-                for one in read(folder, done)
-            ]
+    def scaled(folder: Path, done: int) -> list[Line]:
+        # Round 0 alone is worse by the factor.
+        lines = read(folder, done)
+        factors = [1 if one.round else factor for one in lines]
+        pairs = zip(lines, factors, strict=True)
+        return [one | {"test_score": one.test_score * times} for one, times in pairs]
 
-        monkeypatch.setattr(run_figures.log, "read", scaled)
-        run_figures.write(Path("x"), made, title="digits")
-        check(saved["curves.png"])
-        (axis,) = saved["curves.png"].axes
-        assert axis.get_yscale() == (scale if is_far else "linear")
-        assert axis.get_ylabel() == saved["domains.png"].axes[0].get_ylabel() == heading
+    monkeypatch.setattr(figures.log, "read", scaled)
+    figures.write(Path("x"), made, title="digits")
+    check(saved["curves.png"])
+    (axis,) = saved["curves.png"].axes
+    assert axis.get_yscale() == ("log" if factor > 1 else "linear")
+    assert axis.get_ylabel() == "absolute error, lower is better"
 
 
 @pytest.mark.parametrize("text", ["a $x$", "1$ and 2$", r"\$a$"])
 def test_a_text_is_drawn_as_it_is(text: str) -> None:
-    figure = Figure()
-    drawn = figure.text(0, 0, figures.literal(text))
+    drawn = Figure().text(0, 0, figures.literal(text))
     assert drawn._preprocess_math(drawn.get_text()) == (text, False)
 
 
-def test_a_figure_is_written_twice_and_always_alike(tmp_path: Path) -> None:
-    def written(name: str) -> list[bytes]:
-        figure, (axis,) = figures.panels(1, (2, 1))
-        axis.plot([0, 1])
-        figures.legend(figure, [Line2D([], [])], ["a"])
-        figures.save(figure, tmp_path / f"{name}.v1.png", dpi=30)
-        paths = [tmp_path / f"{name}.v1{ending}" for ending in (".png", ".pdf")]
-        return [path.read_bytes() for path in paths]
+painted: list[str] = []
 
-    first, second = written("a"), written("b")
-    assert first == second
-    assert first[0].startswith(b"\x89PNG")
-    assert first[1].startswith(b"%PDF")
+
+def paint(title: str) -> Figure:
+    painted.append(title)
+    figure, (axis,) = figures.panels(1, (2, 1))
+    axis.plot([0, 1])
+    figures.entitle(figure, title)
+    return figure
+
+
+def test_the_same_figure_has_the_same_bytes_and_is_not_drawn_again(tmp_path: Path) -> None:
+    def written(name: str, title: str) -> list[bytes]:
+        figures.draw(tmp_path / f"{name}.v1.png", paint, title, dpi=30)
+        return [(tmp_path / f"{name}.v1{ending}").read_bytes() for ending in (".png", ".pdf")]
+
+    first = written("a", "x")
+    assert written("b", "x") == first == written("a", "x")
+    assert painted == ["x", "x"]
+    assert written("a", "y") != first
+    (tmp_path / "b.v1.pdf").unlink()
+    assert written("b", "x") == first
+
+
+@pytest.mark.parametrize("kind", ["images", "values", "labels"])
+@pytest.mark.parametrize("clients", [2, 1000])
+def test_the_data(saved: dict[str, Figure], kind: str, clients: int) -> None:
+    size, domains = max(2 * clients, 200), ("photograph", "a name of a domain that is $long$")
+    rows, x = np.arange(size), np.random.default_rng(0).exponential(size=(size, 16)) ** 9
+    names = tuple(f"class number {index}" for index in range(10))
+    y: np.ndarray = rows % 10
+    if kind == "values":
+        y, names = x[:, :2].astype(np.float32), names[:2]
+    if kind == "labels":
+        y = rows[:, None] % 10 == np.arange(10)
+    inputs = np.zeros((size, 4, 4, 1), np.uint8) if kind == "images" else x
+    dataset = Dataset(inputs, y, names, rows % 2, domains, rows < 0)
+    held = np.array_split(rows[:-20], clients)
+    people = [f"{client}: {domains[client % 2]}" for client in range(clients)]
+    sizes = [(len(mine), 0, 0) for mine in held]
+    holders = Holders([*people, "test split"], [*held, rows[-20:]], [*sizes, (0, 0, 20)])
+    title = data_figures.title_of("digits", domains[-1], 3)
+    data_figures.draw(Path("data.png"), dataset, holders, rows < 0, title=title)
+    figure = saved["data.png"]
+    check(figure)
+    assert figure.get_suptitle().replace("\n", " ").startswith(figures.literal(title)[:40])
+    counts = figure.axes[1 if kind == "images" else 0]
+    shares = np.asarray(counts.get_images()[0].get_array())
+    assert shares.shape == (clients + 1, 10)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    assert len(ticks(counts, "y")) >= min(clients, 5)
+    if kind == "values":  # each histogram counts every example
+        panel = figure.axes[1].patches[0].get_data()
+        assert panel.values.sum() == pytest.approx(1)

@@ -9,7 +9,6 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import show_data
 from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.reporting import data_figures, figures
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 
@@ -31,11 +30,6 @@ def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     assert out.stat().st_size
     for name in NAMES[:3]:
         assert name.replace("|", "\\|") in told
-    made = assemble.assemble(chosen)
-    partition = tmp_path / "partition.png"
-    title = data_figures.title_of(chosen.title, NAMES[3], 0)
-    data_figures.draw_partition(partition, made.dataset, made.splits[NAMES[3]][0], title=title)
-    assert figures.title_in(partition) == title
 
 
 @pytest.mark.parametrize("name", ["none", "all", "", "clients"])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from fedjax_inv_experiments import figures
 from fedjax_inv_experiments.experiment import command_line, config, grid
 from fedjax_inv_experiments.parts import participation
-from fedjax_inv_experiments.reporting import figures
 from fedjax_inv_experiments.studies import cafe, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 

@@ -9,8 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
+from fedjax_inv_experiments import figures
 from fedjax_inv_experiments.experiment import command_line
-from fedjax_inv_experiments.reporting import figures
 from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
 from fedjax_inv_experiments.studies.study import RowResult
 from runs import parsed, states

@@ -17,15 +17,12 @@ from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, train
+from fedjax_inv_experiments import evaluate, figures, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure
-from fedjax_inv_experiments.reporting import (
-    figures,
-    predictions,
-)
+from fedjax_inv_experiments.reporting import predictions
 from runs import no_figures
 
 RNG = np.random.default_rng(0)

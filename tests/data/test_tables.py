@@ -23,11 +23,11 @@ from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
-from fedjax_inv_experiments import evaluate, show_data, train
+from fedjax_inv_experiments import evaluate, figures, show_data, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import network, partition
-from fedjax_inv_experiments.reporting import figures, predictions
+from fedjax_inv_experiments.reporting import predictions
 from fedjax_inv_experiments.running import launch
 from runs import no_figures, started
 
