@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
+from fedjax_inv_experiments import figures
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.reporting import figures
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
 from fedjax_inv_experiments.studies.study import CellResult, RowResult
 
