@@ -110,6 +110,29 @@ def traced_for(platform: str) -> Iterator[None]:
         _platform.reset(token)
 
 
+def machine_bytes() -> int:
+    """Return the size of this machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_memory(
+    name: str, value: Any, needed: int, there: int | None = None, what: str = ""
+) -> None:
+    """Raise UsageError unless arrays of so many bytes, which an argument decides, fit into memory.
+
+    Args:
+      name: the argument.
+      value: its value; ... if the message shows none.
+      needed: the bytes of the arrays.
+      there: those of the memory, by default this machine's.
+      what: text after the needed size in the message.
+    """
+    there = machine_bytes() if there is None else there
+    if needed > there:
+        text = f"needs {needed / 1e9:,.1f} GB{what}, must fit into {there / 1e9:,.1f} GB of memory"
+        raise UsageError(name, value, text)
+
+
 def make_devices(number: int) -> None:
     """Make so many CPU cores JAX's devices, at most all, unless JAX has started or has a number."""
     wanted = min(number, cores())

@@ -9,10 +9,39 @@ order of the clients' numbers.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_inv import checks, permutation
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Cohort, Tree
+
+
+def check(schedule: Cohort, num_clients: int, history: int) -> None:
+    """Check that a schedule fits a run: a client may be present once in a round.
+
+    Args:
+      schedule: who, present and delay, each [T, S], on the host.
+      num_clients: C.
+      history: H, the number of broadcasts that the run keeps; a delay is in 0..H - 1.
+
+    Raises:
+      UsageError: for a schedule that does not fit.
+    """
+    who, present, delay = map(np.asarray, schedule)
+    if who.ndim != 2 or not who.size or not who.shape == present.shape == delay.shape:
+        shapes = f"who {who.shape}, present {present.shape} and delay {delay.shape}"
+        raise UsageError("schedule", ..., f"{shapes}: must all be [T, S]")
+    if who.dtype.kind not in "iu" or present.dtype != bool or delay.dtype.kind not in "iu":
+        raise UsageError("schedule", ..., "must hold integers, present True or False")
+    for outside in np.argwhere(present & ((who < 0) | (who >= num_clients)))[:1]:
+        found = f"round {outside[0]} names client {who[tuple(outside)]}"
+        raise UsageError("schedule", ..., f"{found}: must be in 0..{num_clients - 1}")
+    # Absent slots name no client: each gets a negative number of its own.
+    named = np.sort(np.where(present, who, -1 - np.arange(who.shape[1])), axis=1)
+    for twice in np.flatnonzero((np.diff(named, axis=1) == 0).any(1))[:1]:
+        raise UsageError("schedule", ..., f"round {twice} names a client twice: must be once")
+    for late in delay[present & ((delay < 0) | (delay >= history))][:1]:
+        raise UsageError("schedule", ..., f"a delay of {late}: must be in 0..{history - 1}")
 
 
 def everyone(num_clients: int, num_rounds: int) -> Cohort:

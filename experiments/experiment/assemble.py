@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks, freezing, program, rounds
+from fedjax_inv import freezing, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -442,7 +442,7 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
     what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
     if count > 1 or wrong:
         try:
-            checks.memory("seeds", config.seeds, size, machine.memory(), what)
+            platforms.check_memory("seeds", config.seeds, size, machine.memory(), what)
         except UsageError as error:
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 

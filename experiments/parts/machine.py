@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from fedjax_inv import checks, platforms
+from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
 
@@ -260,7 +260,7 @@ def too_large(size: int) -> bool:
 def memory() -> int:
     """The memory in bytes of this process's first device, or of the machine if that is unknown."""
     stats = jax.local_devices()[0].memory_stats()
-    return (stats or {}).get("bytes_limit", 0) or checks.machine_bytes()
+    return (stats or {}).get("bytes_limit", 0) or platforms.machine_bytes()
 
 
 def leads() -> bool:

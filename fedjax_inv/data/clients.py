@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
-from fedjax_inv.data.dataset import Dataset, check_dataset
+from fedjax_inv.data.dataset import Dataset, check_dataset, for_texts, holds_finite
 from fedjax_inv.data.federation import Partition, Split
 from fedjax_inv.types import Examples, Tree
 
@@ -27,7 +26,7 @@ def by_client(x: Tree, y: Tree, client: Any) -> list[tuple[Tree, Tree]]:
     check_rows("client", x, client)
     x, y, client = arrays_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
     if np.ndim(client) != 1 or client.dtype.kind not in "iu":
-        needed = f"must be integers [M], one for each example{checks.for_texts('client', client)}"
+        needed = f"must be integers [M], one for each example{for_texts('client', client)}"
         raise UsageError("client", client, needed)
     if len(_lengths((x, y, client))) != 1:
         raise UsageError(
@@ -197,9 +196,9 @@ def _check_numbers(x: Tree, y: Tree, name: str = "") -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path({"x": x, "y": y}):
         here = name or path[0].key + jax.tree_util.keystr(path[1:])
         if kind(leaf) not in _KINDS:
-            remedy = checks.for_texts(here, leaf) if here == "y" else ""
+            remedy = for_texts(here, leaf) if here == "y" else ""
             raise UsageError(here, leaf, f"must hold numbers{remedy}")
-        if not checks.holds_finite(leaf):
+        if not holds_finite(leaf):
             raise UsageError(here, leaf, "must be finite in float32")
 
 

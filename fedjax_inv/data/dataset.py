@@ -1,12 +1,12 @@
 """The record that every source returns, and that environments, partitions and federations take."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
@@ -86,7 +86,7 @@ def check_dataset(dataset: Dataset) -> None:
             raise UsageError(f"dataset.{name}", array, text)
     if dataset.task != "classes":
         shapes = [(num_examples, num_names)] + [(num_examples,)] * (num_names == 1)
-        if dataset.y.shape not in shapes or not checks.holds_finite(dataset.y):
+        if dataset.y.shape not in shapes or not holds_finite(dataset.y):
             text = f"must be finite, with a column for each of {num_names} names in classes"
             raise UsageError("dataset.y", dataset.y, text)
     test = np.asarray(dataset.test)
@@ -94,7 +94,7 @@ def check_dataset(dataset: Dataset) -> None:
         raise UsageError("dataset.test", test, f"must be bool [{num_examples}]")
     for path, leaf in jax.tree_util.tree_leaves_with_path(dataset.x):
         name = f"dataset.x{jax.tree_util.keystr(path)}"
-        if np.shape(leaf)[:1] != (num_examples,) or not checks.holds_finite(leaf):
+        if np.shape(leaf)[:1] != (num_examples,) or not holds_finite(leaf):
             raise UsageError(name, leaf, f"must be finite numbers [{num_examples}, ...]")
 
 
@@ -129,3 +129,23 @@ def originals(dataset: Dataset) -> Originals:
     _, rows, of = np.unique(dataset.original, return_index=True, return_inverse=True)
     order = np.argsort(rows)
     return Originals(rows[order], np.argsort(order)[of])
+
+
+def holds_finite(array: Any) -> bool:
+    """Return whether an array's numbers are finite in the type in which JAX keeps them."""
+    kept: Any = jax.dtypes.canonicalize_dtype(array.dtype)
+    rows = np.atleast_1d(array)
+    # In blocks, as the examples may be mapped from a file that is larger than memory.
+    step = max(1, 2**20 // max(1, rows[:1].size))
+    with np.errstate(over="ignore"):  # too large numbers become infinite
+        blocks = (rows[at : at + step].astype(kept) for at in range(0, len(rows), step))
+        return not jnp.issubdtype(kept, jnp.floating) or all(np.isfinite(b).all() for b in blocks)
+
+
+def for_texts(name: str, value: Any) -> str:
+    """Return the end of a message that refuses an array: how texts become integers, else ""."""
+    try:
+        holds_texts = np.asarray(value).dtype.kind in "OSU"
+    except (TypeError, ValueError):  # lists of different lengths
+        holds_texts = False
+    return f"; for texts: np.unique({name}, return_inverse=True)[1]" if holds_texts else ""

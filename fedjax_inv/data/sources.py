@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_inv import checks
+from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dsprites, leaf, tables, text
-from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.dataset import Dataset, for_texts, holds_finite
 
 # Optional packages are imported where they are used: the core works without them.
 
@@ -336,7 +336,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         fits = array.dtype.kind in kinds and array.ndim in ndims and len(array) == len(y)
         if not fits or 0 in array.shape:
             text = f"{key} must be {needed}, of one length M above 0; it is {array.dtype}"
-            raise ValueError(f"{text} {array.shape}{checks.for_texts(key, array)}")
+            raise ValueError(f"{text} {array.shape}{for_texts(key, array)}")
     if x.dtype != np.uint8 or x.ndim == 2:  # features are the numbers themselves
         x = _float32(name, "x", x)
     elif x.ndim == 3:
@@ -361,7 +361,7 @@ def _numbered(names: Sequence[str] | np.ndarray) -> tuple[np.ndarray, tuple[str,
 def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # too large numbers become infinite
         numbers = array.astype(np.float32, copy=False)
-    if not checks.holds_finite(numbers):
+    if not holds_finite(numbers):
         raise ValueError(f"{key} must be finite in float32, it holds NaN or infinity")
     if tables.is_rounded(array, numbers):
         warnings.warn(f"{name}: {key} {tables.LARGE_WHOLE}", stacklevel=4)
@@ -398,7 +398,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         raise ValueError("must hold images in folders domain/class/, there are none")
     domains, labels, files = zip(*found, strict=True)
     if image_size is not None:
-        checks.memory("image_size", image_size, 3 * len(files) * image_size**2)
+        platforms.check_memory("image_size", image_size, 3 * len(files) * image_size**2)
     size = None if image_size is None else (image_size, image_size)
     x, are_grey = np.empty((0, 0, 0, 3), np.uint8), True
     for i, file in enumerate(files):
@@ -407,7 +407,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         if i == 0:
             needed = 3 * len(files) * height * width
             what = f" for images of {width}x{height} pixels"
-            checks.memory(str(root), ..., needed, what=what)
+            platforms.check_memory(str(root), ..., needed, what=what)
             x = np.empty((len(files), height, width, 3), np.uint8)
         if pixels.shape[:2] != x.shape[1:3]:
             text = "must hold images of one size unless image_size is given"

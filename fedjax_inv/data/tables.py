@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_inv import checks
+from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import TASKS, Column, Dataset
 
@@ -112,7 +112,7 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         if like is None and not test.any():
             _warn(frame, roles.test, "is false in every row: the data have no test split")
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
-    checks.memory(str(path), ..., 4 * len(y) * len(names))
+    platforms.check_memory(str(path), ..., 4 * len(y) * len(names))
     x = np.concatenate([block for block, _ in made], axis=1, dtype=np.float32)
     return Dataset(x, y, classes, domain, domains, test, user=user, columns=columns)
 

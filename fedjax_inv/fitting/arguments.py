@@ -130,8 +130,7 @@ def several(
 
 def checked_seeds(seeds: Any) -> list[int]:
     """Return the seeds as a list; raise UsageError unless they are different integers."""
-    is_list = isinstance(seeds, Sequence) and not isinstance(seeds, str)
-    if not is_list and getattr(seeds, "ndim", 0) == 0:
+    if np.ndim(seeds) != 1 or not len(seeds):
         raise UsageError("seeds", seeds, "must be a list of integers, such as range(3)")
     values = checks.integers("seeds", seeds, 0, 2**31 - 1).tolist()
     if len(set(values)) < len(values):
@@ -229,8 +228,7 @@ def network(model: Model, examples: Examples, objective: Objective) -> tuple[Var
         remedy = "; of one-hot targets pass y.argmax(-1)" * (labels.ndim == 2)
         raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]{remedy}")
     num_outputs = outputs.shape[1]
-    classes = checks.integers("y", labels)
-    for wrong in classes[(classes < 0) | (classes >= num_outputs)][:1]:
+    for wrong in labels[(labels < 0) | (labels >= num_outputs)][:1]:
         has = f"as the network has {num_outputs} outputs"
         raise UsageError(
             "y", ..., f"holds the class {wrong}, must be in 0..{num_outputs - 1}, {has}"
@@ -274,7 +272,6 @@ def check_optimizer(
       UsageError: if it needs more, as `optax.lbfgs` does.
     """
     made = _made(optimizer, learning_rate, momentum)
-    checks.optimizer("optimizer", made)
     try:
         jax.eval_shape(lambda params: made.update(params, made.init(params), params), params)
     except Exception as error:
@@ -405,8 +402,8 @@ def schedule(
     """
     if cohort is not None:
         checks.integer("cohort", cohort, 1, num_clients, ", the clients")
-    _check_of_clients("dropout", dropout, num_clients, checks.probability)
-    _check_of_clients("slow", slow, num_clients, lambda name, value: checks.integer(name, value))
+    _check_of_clients("dropout", dropout, num_clients, functools.partial(checks.real, highest=1))
+    _check_of_clients("slow", slow, num_clients, checks.integer)
 
     def draw(key: Array) -> Cohort:
         if cohort in (None, num_clients):
@@ -434,7 +431,8 @@ def _check_of_clients(
         check(name, values.item() if hasattr(value, "ndim") else value)
     elif values.shape == (num_clients,):
         # As they were given: an array turns all integers beside one float into floats.
-        checks.each(name, value if isinstance(value, list | tuple) else values.tolist(), check)
+        for index, one in enumerate(value if isinstance(value, list | tuple) else values.tolist()):
+            check(f"{name}[{index}]", one)
     else:
         found = f"has shape {values.shape}"
         raise UsageError(name, ..., f"{found}, must be one number, or one for each client")
@@ -456,12 +454,12 @@ def cohorts(draw: Callable[[Array], Cohort], inputs: program.Inputs, rounds: int
     """
     checks.function("schedule", draw)
     drawn = jax.device_get(program.cohorts(draw, inputs))
-    checks.cohort("schedule", drawn)
+    checks.record("schedule", drawn, Cohort)
     if drawn.who.ndim != 3 or drawn.who.shape[1] != rounds:
         found = f"has shape {drawn.who.shape[1:]}"
         raise UsageError("schedule", ..., f"{found}, must be cohorts [{rounds}, S] of all rounds")
     for run in range(len(drawn.who)):
         one = Cohort(*(leaf[run] for leaf in drawn))
         most = int(np.max(one.delay, initial=0, where=one.present))
-        checks.schedule(one, inputs.train.size.shape[1], 1 + most)
+        schedules.check(one, inputs.train.size.shape[1], 1 + most)
     return drawn

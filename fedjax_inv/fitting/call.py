@@ -130,17 +130,15 @@ def fit(
     """
     arguments.check_model(model)
     checks.function("algorithm", algorithm)
-    checks.function("optimizer", optimizer, form=" learning_rate -> optimizer, such as optax.adam")
+    checks.function("optimizer", optimizer)
     checks.integer("rounds", rounds)
     checks.integer("epochs", epochs, 1, 2**31 - 1)
     arguments.check_if_given(1, batch_size=batch_size, patience=patience, devices=devices)
     arguments.check_if_given(0, client_chunk=client_chunk, run_chunk=run_chunk)
     checks.integer("evaluate_every", evaluate_every, 1, rounds, ", the rounds")
-    checks.boolean("progress", progress)
-    checks.boolean("drop_nonfinite", drop_nonfinite)
     checks.record("callbacks", callbacks, Sequence)
     for callback in callbacks:
-        checks.function("callbacks", callback, "fitted")
+        checks.function("callbacks", callback)
     if patience is not None and validation == 0:
         raise UsageError("validation", validation, "must be above 0, as patience watches its score")
     arguments.check_settings(algorithm, settings)
@@ -172,13 +170,15 @@ def fit(
 
     if batch_size is not None:
         row = sum(leaf.nbytes // len(leaf) for leaf in jax.tree.leaves(examples))
-        checks.memory("batch_size", batch_size, batch_size * row)
+        platforms.check_memory("batch_size", batch_size, batch_size * row)
     objective = arguments.objective(algorithm, examples.y, loss, score)
     plain = plain | objective.settings
     network, num_classes = arguments.network(model, examples, objective)
     if variables is not None:
         checks.record("variables", variables, Variables)
-        checks.same_shapes(model=network, variables=variables)
+        found, needed = (jax.tree.map(jnp.shape, each) for each in (variables, network))
+        if found != needed:
+            raise UsageError("variables", ..., f"has shapes {found}, the model {needed}")
     started = None if variables is None else dict.fromkeys(seeds, variables)
     inputs = program.inputs(runs, splits, pooled=facts.pooled, variables=started)
     if patience is not None and not np.asarray(inputs.valid.size).any(1).all():

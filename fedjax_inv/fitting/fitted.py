@@ -142,7 +142,7 @@ class Serving:
         _check_like("x", x, sample, clients.kind_of_inputs)
         for leaf in jax.tree.leaves(x):
             if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 4:
-                checks.integers("x", leaf, -(2**31), 2**31 - 1, ndim=None, may_be_empty=True)
+                checks.integers("x", leaf, -(2**31), 2**31 - 1)
         return x
 
     def targets_of(self, y: Any) -> Tree:
@@ -150,7 +150,7 @@ class Serving:
         y = clients.arrays_of(y, "y")
         _check_like("y", y, self.sample.y, clients.kind)
         if self.num_classes:
-            checks.integers("y", y, 0, self.num_classes - 1, may_be_empty=True)
+            checks.integers("y", y, 0, self.num_classes - 1)
         return y
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_inv import checks
+from fedjax_inv import checks, schedules
 from fedjax_inv.types import Cohort, Examples, Federation
 
 
@@ -70,4 +70,4 @@ CELL = st.tuples(st.sampled_from([-1, 0, 1, 2, 2, 3, 4]), st.booleans(), st.inte
 def test_a_schedule_passes_iff_who_is_present_fits(table: list, kept: int) -> None:
     who, present, delay = np.moveaxis(np.array(table, int), -1, 0)
     cohort = Cohort(who, present.astype(bool), delay)
-    assert passes(checks.schedule, cohort, 4, kept) == naive(*cohort, 4, kept)
+    assert passes(schedules.check, cohort, 4, kept) == naive(*cohort, 4, kept)
