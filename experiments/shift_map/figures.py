@@ -71,9 +71,10 @@ def _write(axis: Axes, i: int, j: int, cell: Cell | None) -> None:
         text = f"{cell.difference:+z.1f}"
     mark = _MARKS.get(cell.word, "") if cell else ""
     is_dark = cell is not None and abs(cell.difference) > 0.7 * _STRONGEST
-    style = {"color": "white" if is_dark else "black", "weight": "bold" if mark else "normal"}
-    size = 6.5 if text[0].isalpha() else 9
-    axis.text(j, i, f"{text} {mark}".strip(), ha="center", va="center", fontsize=size, **style)
+    drawn = axis.text(j, i, f"{text} {mark}".strip(), ha="center", va="center")
+    drawn.set_color("white" if is_dark else "black")
+    drawn.set_fontweight("bold" if mark else "normal")
+    drawn.set_fontsize(6.5 if text[0].isalpha() else 9)
 
 
 def by_severity(path: Path, data: str, cells: Sequence[Cell]) -> str:

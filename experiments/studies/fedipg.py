@@ -11,7 +11,9 @@ seed draws its environments anew.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,8 +36,7 @@ def _adaptive(data: str, work: str, *more: str) -> tuple[str, ...]:
     """Flags of an adaptive server with local epochs or full batches (`work`)."""
     small = ",adaptive_small" if data.endswith("_digits") else ""
     after = "".join(f",{preset}" for preset in more)
-    of_data = "rotated_digits_small" if data == "rotated_digits" else _COLORED[data]
-    return (f"--preset={of_data},adaptive_{work}{small}{after}",)
+    return (f"--preset={_COLORED[data]},adaptive_{work}{small}{after}",)
 
 
 def _fedipg(data: str, work: str) -> tuple[str, ...]:
@@ -395,11 +396,14 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
 def draw_penalties(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 4: mean and worst test accuracy over held-out domains, by penalty."""
 
-    def values(result: RowResult, penalty: float, over: Callable[..., np.ndarray]) -> list[float]:
+    def values(result: RowResult, penalty: float, over: Callable[..., Any]) -> list[float]:
         tests = _of_domains(result, penalty)
         return [] if tests is None else [*(100 * over(tests, axis=0))]
 
-    quantities = {"mean of held-out domains, %": np.mean, "worst held-out domain, %": np.min}
+    quantities: dict[str, Callable[..., Any]] = {
+        "mean of held-out domains, %": np.mean,
+        "worst held-out domain, %": np.min,
+    }
     points = {
         quantity: {
             result.row.label: [(f"{at:g}", values(result, at, over)) for at in _SWEPT]
@@ -483,44 +487,24 @@ _ABOUT_ENDS = (
     "last one, if any agrees; validation: the best one on the training domains; oracle: the best "
     "one in the test."
 )
+# Tables of what a rule selects, of a domain or of each held-out domain.
+_selected_by = partial(Study, numbers=numbers, caption=_ABOUT_SELECTION)
+_each_domain = partial(_selected_by, columns=_by_domain, scores=_scores_by_domain)
 PAPER = study.Paper(
     "fedipg",
     DATA,
     {
-        "colours": Study(
+        "colours": _selected_by(
             colours,
             _accuracies,
-            numbers,
-            {"_by_round": draw_by_round},
-            _scores,
+            figures={"_by_round": draw_by_round},
+            scores=_scores,
             data=tuple(_COLORED),
-            caption=_ABOUT_SELECTION,
         ),
-        "domains": Study(
-            domains,
-            _by_domain,
-            numbers,
-            scores=_scores_by_domain,
-            data=_DOMAINS,
-            caption=_ABOUT_SELECTION,
-        ),
+        "domains": _each_domain(domains, data=_DOMAINS),
         "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}, data=_DOMAINS),
-        "combinations": Study(
-            combinations,
-            _by_domain,
-            numbers,
-            scores=_scores_by_domain,
-            data=("mnist", "digits"),
-            caption=_ABOUT_SELECTION,
-        ),
-        "stains": Study(
-            stains,
-            _accuracies,
-            numbers,
-            {"": draw_stains},
-            data=tuple(_STAINS),
-            caption=_ABOUT_SELECTION,
-        ),
+        "combinations": _each_domain(combinations, data=("mnist", "digits")),
+        "stains": _selected_by(stains, _accuracies, figures={"": draw_stains}, data=tuple(_STAINS)),
         "ends": Study(ends, _by_end, data=("colored_mnist", _MOVED), caption=_ABOUT_ENDS),
         "exit": Study(
             exit_strategy.leaving,

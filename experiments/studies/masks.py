@@ -15,10 +15,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Tree
 
 from .. import figures
+from ..data_figures import rendered, to_rgb
 from ..reporting import finished
 from ..reporting.finished import OneRun
 from ..studies import drawings
@@ -51,18 +51,6 @@ class Masks(NamedTuple):
     probability: np.ndarray  # [I], of that class
 
 
-def to_rgb(x: np.ndarray) -> np.ndarray:
-    """Images [..., C] as RGB [..., 3]: grey for C = 1, red and green for 2, unchanged for 3."""
-    if x.shape[-1] == 2:
-        return np.concatenate([x, np.zeros_like(x[..., :1])], axis=-1)
-    return np.broadcast_to(x, (*x.shape[:-1], 3))
-
-
-def from_rgb(rgb: np.ndarray, channels: int) -> np.ndarray:
-    """Images [..., channels] from RGB [..., 3], the inverse of `to_rgb`."""
-    return rgb[..., :channels]
-
-
 def seen_images(one: OneRun, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """(images as the network sees them, labels) of the test domain of a run.
 
@@ -71,15 +59,13 @@ def seen_images(one: OneRun, indices: Sequence[int]) -> tuple[np.ndarray, np.nda
     made = one.runs.data
     split = made.splits[one.runs.cell.held_out][one.run.seed]
     rows = np.sort(parts_of(split.test)[0])[list(indices)]
-    x = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows], made.data.x)
-    seen = np.asarray((made.dataset.render or unit_range)(x), np.float32)
-    return seen, np.asarray(made.data.y)[rows]
+    return rendered(made.dataset, rows), np.asarray(made.data.y)[rows]
 
 
 def classifier(one: OneRun, channels: int) -> Classifier:
     """A function from RGB images to the probabilities that a new client of a run predicts.
 
-    channels: the number of channels of the network's inputs.
+    channels: the number of channels of the network's inputs, which `to_rgb` lets stand first.
     """
     algorithm, server = one.algorithm(rendered=True), one.served().server
 
@@ -89,7 +75,7 @@ def classifier(one: OneRun, channels: int) -> Classifier:
         return jax.nn.softmax(algorithm.predict(server, own, x))
 
     def classify(rgb: np.ndarray) -> np.ndarray:
-        x = from_rgb(rgb, channels)
+        x = rgb[..., :channels]
         # Whole batches, so that the function is compiled once.
         padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
         batches = np.split(padded, len(padded) // _BATCH)
@@ -162,19 +148,11 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
     return Masks(label, images, y, classes, np.stack(weights), predicted, probabilities.max(-1))
 
 
-def figure_of(x: np.ndarray) -> np.ndarray:
-    """[..., H, W] bool: which pixels of images [..., H, W, channels] are not black."""
-    return np.any(x > 0, axis=-1)
-
-
 def shares(rows: Sequence[Masks]) -> str:
     """A table of the absolute weight on figure and background over all images, a line per row."""
-    figure = figure_of(rows[0].images)
-    lines: list[tuple[str, float, float]] = []
-    for row in rows:
-        size = np.abs(row.weights)
-        lines.append((row.label, size[figure].sum(), size[~figure].sum()))
-    lines.append(("pixels", figure.sum(), (~figure).sum()))
+    figure = np.any(rows[0].images > 0, axis=-1)
+    sizes = {row.label: np.abs(row.weights) for row in rows} | {"pixels": np.ones(figure.shape)}
+    lines = [(label, size[figure].sum(), size[~figure].sum()) for label, size in sizes.items()]
     columns: dict[str, Callable[[tuple[str, float, float]], str]] = {
         "absolute weight": lambda line: line[0],
         "on the figure": lambda line: f"{line[1]:.4g}",
@@ -206,28 +184,15 @@ def paint(path: Path, data: str, rows: Sequence[Masks]) -> None:
     figures.entitle(drawing, f"{data}\n{about}", 10)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
-    for axis, head in zip(axes[0], ("test image", *(row.label for row in rows)), strict=True):
-        axis.annotate(
-            figures.wrapped(head, 2.4, 9),
-            (0.5, 1),
-            xytext=(0, 24),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="center",
-            fontsize=9,
-            fontweight="bold",
-        )
     for i, (image, label) in enumerate(zip(first.images, first.y, strict=True)):
-        axes[i, 0].imshow(to_rgb(image).clip(0, 1))
+        axes[i, 0].imshow(to_rgb(image))
         axes[i, 0].set_title(figures.literal(f"label {first.classes[label]}"), fontsize=9)
         for axis, row in zip(axes[i, 1:], rows, strict=True):
-            _draw_mask(axis, row.weights[i], figure_of(image))
-            predicts = row.classes[row.predicted[i]]
-            axis.set_title(
-                figures.literal(f"predicts {predicts}, p = {row.probability[i]:.2f}"),
-                fontsize=9,
-                color="C2" if row.predicted[i] == label else "C3",
-            )
+            _draw_mask(axis, row.weights[i], np.any(image > 0, axis=-1))
+            predicts = f"predicts {row.classes[row.predicted[i]]}, p = {row.probability[i]:.2f}"
+            title = figures.wrapped(f"{row.label}\n{predicts}", 2.4, 9)
+            color = "C2" if row.predicted[i] == label else "C3"
+            axis.set_title(title, fontsize=9, color=color)
     figures.save(drawing, path, dpi=150)
 
 
@@ -235,8 +200,7 @@ def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:
     """Draws a heat map of the weights [H, W], and a line around the figure [H, W]."""
     limit = np.abs(weights).max() or 1.0
     picture = axis.imshow(weights, cmap="PuOr_r", vmin=-limit, vmax=limit)
-    bar = axis.figure.colorbar(picture, ax=axis, shrink=0.85, pad=0.03)
-    bar.ax.tick_params(labelsize=7)
+    axis.figure.colorbar(picture, ax=axis, shrink=0.85, pad=0.03)
     if figure.any() and not figure.all():
         # Along the edges of the pixels, not through their centres.
         extent = (-0.5, figure.shape[1] - 0.5, -0.5, figure.shape[0] - 0.5)

@@ -166,7 +166,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
             kind=str,
         )
 
-    records = [Own, *([paper.own] if paper.own else [])]
+    records: list[Any] = [Own, *([paper.own] if paper.own else [])]
 
     def define(values: flags.FlagValues) -> None:
         command_line.define(values, nonfinite="mark")
@@ -189,7 +189,7 @@ def binary(paper: Paper, about: str | None) -> Binary:
         given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
         overrides = tuple(line for each in given for line in each.serialize().splitlines())
         folder = Path(os.path.expanduser(values.run_dir or f"runs/{paper.name}"))
-        return Options(own.study, own.rows, own.data or taken[:1], folder, overrides, *more)
+        return Options(own.study, own.rows, tuple(own.data or taken[:1]), folder, overrides, *more)
 
     def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
         return command_line.answer(argv, about or "", values, refused=("algorithm",))

@@ -11,6 +11,7 @@ import pytest
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
 from fedjax_inv_experiments import sweep
+from fedjax_inv_experiments.data_figures import to_rgb
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.reporting import finished
 from fedjax_inv_experiments.studies import masks
@@ -39,17 +40,6 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "fedavg-0.9"
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
-def test_rgb_holds_all_of_an_input(channels: int) -> None:
-    x = np.random.default_rng(0).normal(size=(4, 5, 6, channels)).astype(np.float32)
-    rgb = masks.to_rgb(x)
-    assert rgb.shape == (4, 5, 6, 3)
-    np.testing.assert_array_equal(masks.from_rgb(rgb, channels), x)
-    # Red, green, blue; grey is as much of each; two colours are red and green.
-    expected = {1: [x, x, x], 2: [x[..., :1], x[..., 1:], 0 * x[..., :1]], 3: [x]}[channels]
-    np.testing.assert_array_equal(rgb, np.concatenate(expected, axis=-1))
-
-
 @pytest.mark.slow
 def test_the_classifier_is_the_run_that_was_asked_for(fedavg: Path) -> None:
     one = finished.open("run_dir", fedavg).select(0, 1, "last")
@@ -58,9 +48,9 @@ def test_the_classifier_is_the_run_that_was_asked_for(fedavg: Path) -> None:
     images, y = masks.seen_images(one, range(len(rows)))
     np.testing.assert_array_equal(y, made.data.y[rows])
     classify = masks.classifier(one, images.shape[-1])
-    probabilities = classify(masks.to_rgb(images))
+    probabilities = classify(to_rgb(images))
     # However many there are, as LIME's last batch may be short.
-    np.testing.assert_allclose(classify(masks.to_rgb(images[:3])), probabilities[:3], atol=1e-6)
+    np.testing.assert_allclose(classify(to_rgb(images[:3])), probabilities[:3], atol=1e-6)
 
     # On the stored test examples, by the network that renders them.
     algorithm = one.algorithm()
