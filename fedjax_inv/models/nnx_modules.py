@@ -56,8 +56,8 @@ def _taken_apart(module: nnx.Module, cut: str = "") -> tuple[_Half, Tree, Tree]:
     if stats and "mask" not in takes:
         text = "has batch statistics; its __call__ must take 'mask' ([B] bool) and pass it on to "
         raise UsageError("module", ..., f"{text}nnx.BatchNorm, or they would see the padding")
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)
-    return _Half(graph, *shapes, takes, cut), params, stats
+    of_all = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), states)
+    return _Half(graph, of_all[0], of_all[1], of_all[2], takes, cut), params, stats
 
 
 def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.Module]:
@@ -154,11 +154,11 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
         mask. When the model is called: if the module draws without a key or in evaluation mode.
     """
     build = None if isinstance(module, nnx.Module) else module
-    known = module if build is None else nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    known: Any = module if build is None else nnx.eval_shape(lambda: build(nnx.Rngs(0)))
 
     def variables_of(whole: nnx.Module) -> tuple[_Half | None, _Half, Variables]:
         body, head = _halves(whole, cut)
-        of_body = None, {}, {}
+        of_body: tuple[_Half | None, Tree, Tree] = (None, {}, {})
         if body is not None:
             of_body = _taken_apart(body, cut if isinstance(cut, str) else "")
         of_head = _taken_apart(head)
