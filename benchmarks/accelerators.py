@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 # Set before JAX starts, since plugins would look for their devices, and tuning would run kernels.
@@ -278,7 +277,6 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
 def measure(options: "Options") -> list[dict[str, Any]]:
     """A row for each program on each target, with the reason if it does not compile."""
     programs = EVERY if options.programs == ("all",) else options.programs
-    targets, texts = options.targets, options.texts
     rows = []
     for name in programs:
         try:
@@ -286,7 +284,7 @@ def measure(options: "Options") -> list[dict[str, Any]]:
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
-        for target in targets:
+        for target in options.targets:
             row: dict[str, Any] = {"program": name, "target": target}
             try:
                 compiled = compiled_for(TARGETS[target], work, options.at_once)
@@ -295,10 +293,6 @@ def measure(options: "Options") -> list[dict[str, Any]]:
                 rows.append(row | {"compiles": f"no: {reason[:150]}"})
                 continue
             rows.append(row | {"compiles": "yes"} | figures(TARGETS[target], compiled))
-            if texts:
-                place = Path(texts).expanduser()
-                place.mkdir(parents=True, exist_ok=True)
-                (place / f"{name}_{target}.txt").write_text(compiled.program.as_text() or "")
     return rows
 
 
@@ -310,20 +304,10 @@ class Options:
     programs: tuple[str, ...] = flag(EVERY[:2], "Presets with an algorithm; or all.", kind=str)
     precision: str = flag("auto", "As in train and sweep.", choices=("auto", *platforms.PRECISIONS))
     at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.", at_least(0))
-    effort: str = flag(
-        "default",
-        "The compiler's effort; O1 compiles a TPU's convolutions in a quarter of the time, for "
-        "programs that are slower.",
-        choices=("default", "O1"),
-    )
-    texts: str = flag("", "A folder for the compiled programs' texts.")
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
-    if options.effort != "default":
-        jax.config.update("jax_optimization_level", options.effort)
-    rows = measure(options)
-    yield frame.Table("Programs that were compiled, not run", rows)
+    yield frame.Table("Programs that were compiled, not run", measure(options))
 
 
 BINARY = frame.binary(tables, Options, __doc__)

@@ -39,7 +39,9 @@ RUNNERS = Path(__file__).parent / "peers"
 class Options:
     """The flags of this benchmark."""
 
-    workloads: tuple[str, ...] = workloads.workloads_flag()
+    workloads: tuple[str, ...] = flag(
+        tuple(workloads.WORKLOADS), "Workloads of workloads.py.", choices=workloads.WORKLOADS
+    )
     peers: tuple[str, ...] = flag(PEERS, "Simulators to run beside ours.", choices=PEERS)
     venvs: str = flag("", "The folder that make_venvs.sh filled.")
     rounds: int = flag(5, "Timed rounds of each.", at_least(1))
@@ -53,7 +55,7 @@ class Options:
 
 
 class PeerError(Exception):
-    """A peer that does not run."""
+    """A peer that does not run, or does other work."""
 
 
 def words(options: Options, name: str, workload: workloads.Workload, threads: int) -> list[str]:
@@ -131,12 +133,12 @@ def started(command: Sequence[str], threads: int, timeout: float) -> Iterator[Pe
             process.wait()
 
 
-def ratio_of(theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
-    """Our client-steps per second over theirs, and the range of this ratio over rounds."""
-    single = [their / our for their, our in zip(theirs, ours, strict=True)]
+def figures(who: str, seconds: Sequence[float], client_steps: int) -> dict[str, Any]:
+    """The columns of one party."""
     return {
-        "ratio": frame.median(theirs) / frame.median(ours),
-        "spread": f"{min(single):.2f}-{max(single):.2f}",
+        f"{who} median s": frame.median(seconds),
+        f"{who} min s": min(seconds),
+        f"{who} steps/s": client_steps / frame.median(seconds),
     }
 
 
@@ -157,19 +159,21 @@ def row_of(
                 raise PeerError(
                     f"{peer.num_parameters} parameters, must be {engine.num_parameters}"
                 )
-            parties = {name: peer.round, "ours": engine.round}
-            seconds = workloads.in_turns(
-                parties, options.warmup, options.rounds, workload.client_steps
-            )
-    except (PeerError, workloads.WrongWork) as error:
+            parties = {"peer": peer.round, "ours": engine.round}
+            found = frame.in_turns(parties, options.rounds, options.warmup)
+        steps = {one.client_steps for each in found.values() for one in each}
+        if steps != {workload.client_steps}:
+            raise PeerError(f"{steps} local steps a round, must be {workload.client_steps}")
+    except PeerError as error:
         return row | {"failed": str(error)}
-    theirs, ours = seconds.values()
-    return (
-        row
-        | workloads.figures(theirs, workload.client_steps, "peer ")
-        | workloads.figures(ours, workload.client_steps, "ours ")
-        | ratio_of(theirs, ours)
-    )
+    times = {who: [one.seconds for one in each] for who, each in found.items()}
+    for who, seconds in times.items():
+        row |= figures(who, seconds, workload.client_steps)
+    single = [theirs / ours for theirs, ours in zip(*times.values(), strict=True)]
+    return row | {
+        "ratio": frame.median(times["peer"]) / frame.median(times["ours"]),
+        "spread": f"{min(single):.2f}-{max(single):.2f}",
+    }
 
 
 def pin(options: Options) -> int:

@@ -9,7 +9,6 @@ of the clients that are sampled. The two run one after the other, so the machine
 """
 
 import dataclasses
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,26 +54,20 @@ class Options:
 
 def made(folder: Path, num_clients: int, side: int) -> tuple[np.ndarray, np.ndarray]:
     """The images and labels in a folder, mapped into memory."""
-    needed = num_clients * _SIZE * (side**2 + 4)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}-{num_clients}-{side}.npy" for name in "xy"]
-    if not paths[1].exists():
-        if needed > shutil.disk_usage(folder).free:
-            text = f"needs {needed / 1e9:.1f} GB of disk; must have them"
-            raise UsageError("--folder", folder, text)
-        rng, rows = np.random.default_rng(0), num_clients * _SIZE
-        for path, shape, dtype, high in (
-            (paths[0], (side, side, 1), np.uint8, 256),
-            (paths[1], (), np.int32, 10),
-        ):
-            with open(path, "wb") as file:
-                header = {"descr": np.dtype(dtype).str, "fortran_order": False}
-                np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *shape)})
+    rng, rows, arrays = np.random.default_rng(0), num_clients * _SIZE, []
+    for name, dtype, high, shape in (
+        ("x", np.uint8, 256, (side, side, 1)),
+        ("y", np.int32, 10, ()),
+    ):
+        path = folder / f"{name}-{num_clients}-{side}"
+        if not path.exists():
+            with open(path, "wb") as file:  # a map's pages would count as memory of this process
                 for first in range(0, rows, _BLOCK * _SIZE):
                     count = min(_BLOCK * _SIZE, rows - first)
                     file.write(rng.integers(0, high, (count, *shape), dtype).tobytes())
-    x, y = (np.load(path, mmap_mode="r") for path in paths)
-    return x, y
+        arrays.append(np.memmap(path, dtype, "r", shape=(rows, *shape)))
+    return arrays[0], arrays[1]
 
 
 def experiment(options: Options) -> program.Experiment:

@@ -1,6 +1,5 @@
 """The workloads that benchmarks share, and our engine on them."""
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -9,7 +8,6 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from experiments.flags.flag import flag
 from fedjax_inv import local, models, rounds, schedules
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data import federation
@@ -53,11 +51,6 @@ WORKLOADS = {
 }
 
 
-def workloads_flag() -> Any:
-    """The flag --workloads of benchmarks."""
-    return flag(tuple(WORKLOADS), "Workloads of workloads.py.", choices=WORKLOADS)
-
-
 class _PflCifar(nn.Module):
     """The CIFAR-10 network of pfl's benchmarks."""
 
@@ -85,12 +78,12 @@ class _LeNet(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
 
 
-def model_of(workload: Workload, conv: str = "auto") -> Model:
-    """The network of a workload, with one of models.LOWERINGS for its convolutions."""
+def model_of(workload: Workload) -> Model:
+    """The network of a workload."""
     if workload.network == "mlp":
         return models.mlp(10)
     module = {"pfl_cifar": _PflCifar, "lenet": _LeNet}[workload.network]
-    return models.from_blocks([module(lowerings.lowering(conv))], 0)
+    return models.from_blocks([module(lowerings.lowering("auto"))], 0)
 
 
 def noise(workload: Workload) -> Federation:
@@ -108,10 +101,6 @@ class Round(NamedTuple):
 
     seconds: float
     client_steps: int
-
-
-class WrongWork(Exception):
-    """A party that runs a wrong number of local steps."""
 
 
 class Engine:
@@ -160,24 +149,3 @@ class Engine:
         sizes = np.asarray(reports[0].size * reports[0].present)
         batches = -(-sizes // self._setting.batch_size)
         return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
-
-
-def in_turns(
-    parties: Mapping[str, Callable[[], Round]], warmup: int, num_rounds: int, client_steps: int
-) -> dict[str, list[float]]:
-    """The seconds of each party's rounds after the warm-up; the parties take turns."""
-    found = frame.in_turns(parties, num_rounds, warmup)
-    for name, each in found.items():
-        steps = {one.client_steps for one in each}
-        if steps != {client_steps}:
-            raise WrongWork(f"{name}: {steps} local steps a round, must be {client_steps}")
-    return {name: [one.seconds for one in each] for name, each in found.items()}
-
-
-def figures(seconds: Sequence[float], client_steps: int, who: str = "") -> dict[str, Any]:
-    """The columns of one party."""
-    return {
-        f"{who}median s": frame.median(seconds),
-        f"{who}min s": min(seconds),
-        f"{who}steps/s": client_steps / frame.median(seconds),
-    }
