@@ -31,19 +31,11 @@ from fedjax_inv.types import (
     Model,
     Reply,
     Tree,
-    Variables,
     Visit,
     Work,
 )
 
 _SMALLEST = 1e-6  # a smaller weight, over the mean weight, is rounding
-
-
-class Message(NamedTuple):
-    """The message of the server."""
-
-    variables: Variables
-    mixture: Array  # [C] q
 
 
 class Upload(NamedTuple):
@@ -115,7 +107,7 @@ def afl(
         return server._replace(side=ascend(mixture, risks, step_size))
 
     exchange = Exchange(
-        lambda server: Message(server.variables, server.side),
+        lambda server: averaging.Message(server.variables, server.side),
         client,
         aggregators.combine(
             Upload(aggregators.total(), aggregators.total(), aggregators.stacked())

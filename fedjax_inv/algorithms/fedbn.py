@@ -65,12 +65,7 @@ def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[
 
 
 def combine(local: Tree, shared: Tree) -> Tree:
-    """Return the tree of two parts, the inverse of `partition`.
-
-    Args:
-      local: the local part, with None for shared leaves.
-      shared: the shared part, with None for local leaves.
-    """
+    """Return the tree of two parts, the inverse of `partition`."""
     return jax.tree.map(
         lambda ours, theirs: theirs if ours is None else ours,
         local,

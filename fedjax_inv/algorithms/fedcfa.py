@@ -110,13 +110,7 @@ def split_factors(scores: Array, top_k: int) -> tuple[Array, Array]:
 
 
 def replaced(factors: Array, average: Array, which: Array) -> Array:
-    """Return factors with some of them replaced (Eq. 6, 7), [B, ..., F].
-
-    Args:
-      factors: [B, ..., F].
-      average: the factors that replace them [B, ..., F].
-      which: [B, F] bool, the factors to replace.
-    """
+    """Return factors [B, ..., F] with those of `which` [B, F] replaced by `average` (Eq. 6, 7)."""
     chex.assert_equal_shape([factors, average])
     chex.assert_shape(which, (factors.shape[0], factors.shape[-1]))
     which = which.reshape(which.shape[0], *(1,) * (factors.ndim - 2), which.shape[1])

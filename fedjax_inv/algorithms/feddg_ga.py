@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
+from fedjax_inv.algorithms.vrex import Own
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -45,13 +46,6 @@ _ROUNDING = 1e-6  # of a mean of float32 numbers, relative
 _OF_A_WEIGHT = 0.6  # the paper's first step, 0.2, over its first weights, 1/3
 
 
-class Own(NamedTuple):
-    """A client's state: what its training left for the second exchange."""
-
-    risk: Array  # [] R_i of its own network
-    round: Array  # [] int32, the round of that training; -1 before the first
-
-
 class Gap(NamedTuple):
     """The upload of the second exchange."""
 
@@ -66,13 +60,6 @@ class Weights(NamedTuple):
     of_clients: Array  # [C] a, on the simplex
     round: Array  # [] float32, rounds in which a client attended
     num_clients: Array  # [] float32, those with examples
-
-
-class Message(NamedTuple):
-    """The message of the first exchange."""
-
-    variables: Variables
-    weights: Array  # [C] a
 
 
 class Upload(NamedTuple):
@@ -113,6 +100,21 @@ def adjusted(
     return jnp.where(total > 0, moved / jnp.where(total > 0, total, 1), weights)
 
 
+def _adjust(
+    old: Weights, found: aggregators.Stack, step_size: float | Array | None, num_rounds: int
+) -> Weights:
+    """The weights after the gaps of a round."""
+    weights, round, num_clients = old
+    counts = found.present & found.values.is_new
+    gaps = jnp.zeros_like(weights).at[found.who].add(jnp.where(counts, found.values.gap, 0))
+    attends = jnp.zeros(weights.shape, int).at[found.who].add(counts) > 0
+    rounding = _ROUNDING * jnp.where(counts, found.values.risk, 0).max()
+    first = _OF_A_WEIGHT / num_clients if step_size is None else step_size
+    step = first * jnp.maximum(1 - round / num_rounds, 0)
+    new = adjusted(weights, gaps, attends, step, tolerance=rounding)
+    return Weights(new, round + 1, num_clients)
+
+
 def feddg_ga(
     model: Model,
     work: Work,
@@ -150,8 +152,8 @@ def feddg_ga(
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         weight, own = weights[visit.shard.who], trained.local.variables
         delta = tree.scaled(weight, servers.upload_of(own, received))
-        kept = Own(jnp.asarray(risk(own, visit), float), visit.round)
-        return Reply(kept, Upload(delta, weight), trained.metrics)
+        measured = Own(jnp.asarray(risk(own, visit), float), visit.round)
+        return Reply(measured, Upload(delta, weight), trained.metrics)
 
     def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
         del cohort
@@ -167,18 +169,10 @@ def feddg_ga(
 
     def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
         del cohort
-        weights, round, num_clients = server.side
-        counts = found.present & found.values.is_new
-        gaps = jnp.zeros_like(weights).at[found.who].add(jnp.where(counts, found.values.gap, 0))
-        attends = jnp.zeros(weights.shape, int).at[found.who].add(counts) > 0
-        rounding = _ROUNDING * jnp.where(counts, found.values.risk, 0).max()
-        first = _OF_A_WEIGHT / num_clients if step_size is None else step_size
-        step = first * jnp.maximum(1 - round / num_rounds, 0)
-        new = adjusted(weights, gaps, attends, step, tolerance=rounding)
-        return server._replace(side=Weights(new, round + 1, num_clients))
+        return server._replace(side=_adjust(server.side, found, step_size, num_rounds))
 
     training = Exchange(
-        lambda server: Message(server.variables, server.side.of_clients),
+        lambda server: averaging.Message(server.variables, server.side.of_clients),
         train,
         aggregators.total(),
         average,

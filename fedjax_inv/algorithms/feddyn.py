@@ -47,14 +47,9 @@ class Drift(NamedTuple):
 def dynamic_gradient(
     grads: Tree, own: Tree, params: Tree, received: Tree, alpha: float | Array
 ) -> Tree:
-    """Return grads - own + alpha (params - received), leaf by leaf.
+    """Return grads - own + alpha (params - received), leaf by leaf, of trees of the same shapes.
 
-    Args:
-      grads: the gradient of the risk.
-      own: g_i, of the shapes of `grads`.
-      params: the parameters, of the same shapes.
-      received: the parameters of the received network, of the same shapes.
-      alpha: weight of the quadratic term.
+    `own` is g_i, `received` the parameters of the received network.
     """
     chex.assert_trees_all_equal_shapes(grads, own, params, received)
     return jax.tree.map(

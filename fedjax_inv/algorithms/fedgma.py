@@ -31,22 +31,16 @@ from fedjax_inv.types import (
 
 
 def mask(mean_sign: Array, agreement: float | Array) -> Array:
-    """Return 1 where |mean_sign| >= agreement, else |mean_sign|.
+    """Return 1 where |mean_sign| >= agreement, the paper's tau, else |mean_sign|; any shape.
 
-    Args:
-      mean_sign: the weighted mean of the signs of the clients' changes, any shape.
-      agreement: the paper's tau, in [0, 1].
+    `mean_sign` is the weighted mean of the signs of the clients' changes.
     """
     found = jnp.abs(mean_sign)
     return jnp.where(found >= agreement, 1, found)
 
 
 def mean_and_sign(weight: Weight) -> Aggregator:
-    """Return an aggregator for (mean of the `Variables`, mean of the signs of the parameters).
-
-    Args:
-      weight: the weight of each slot's client.
-    """
+    """Return an aggregator for (mean of the `Variables`, mean of the signs of the parameters)."""
     mean = aggregators.mean(weight)
 
     def init(upload: Variables, num_slots: int) -> Tree:

@@ -46,12 +46,7 @@ FACTS = Facts(precision="highest")
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
-    """Return ||classifier_grads - mean_grads||^2 over all entries, [].
-
-    Args:
-      classifier_grads: a tree of gradients.
-      mean_grads: a tree of the same shapes.
-    """
+    """Return ||classifier_grads - mean_grads||^2 over all entries of two trees of a shape, []."""
     chex.assert_trees_all_equal_shapes(classifier_grads, mean_grads)
     return optax.tree.norm(optax.tree.sub(classifier_grads, mean_grads), squared=True)
 

@@ -152,18 +152,11 @@ _ROUTES = {
 
 
 def penalty_schedule(
-    penalty: float | Array | optax.Schedule,
-    *,
-    warmup_rounds: int = 0,
-    warmup_penalty: float | Array = 0.0,
+    penalty: float | Array | optax.Schedule, warmup_rounds: int, warmup_penalty: float | Array
 ) -> optax.Schedule:
-    """Return the function round [] -> penalty []: first `warmup_penalty`, then `penalty`.
+    """Return the function round [] -> penalty [], for the arguments of `fedipg`.
 
-    Args:
-      penalty: a number, or a schedule of the round, counted from the first round of the run. A
-        negative value of a schedule becomes NaN, which a run reports.
-      warmup_rounds: rounds with the warm-up penalty.
-      warmup_penalty: the penalty in these rounds.
+    A negative value of a schedule becomes NaN, which a run reports.
     """
     checks.integer("warmup_rounds", warmup_rounds, 0)
     checks.real("warmup_penalty", warmup_penalty)
@@ -178,13 +171,7 @@ def penalty_schedule(
 
 
 def half_masks(mask: Array) -> tuple[Array, Array]:
-    """Return two masks [B] bool that take the real examples in turn.
-
-    The first half has one example more if the number is odd.
-
-    Args:
-      mask: [B] bool, which examples are real.
-    """
+    """Return two masks [B] bool that take the real examples of `mask` [B] in turn."""
     chex.assert_rank(mask, 1)
     is_even = jnp.cumsum(mask) % 2 == 1
     return mask & is_even, mask & ~is_even
@@ -211,7 +198,7 @@ def fedipg(
 
     Args:
       penalty: weight of the penalty, the paper's lambda; 0 is FedAvg. In Python also a schedule of
-        the round.
+        the round, counted from the first one of the run.
       warmup_rounds: rounds before the penalty starts.
       warmup_penalty: the penalty in these rounds.
       penalty_on: parameters that are penalised, "all" or the "classifier" (the model's head).
@@ -225,9 +212,7 @@ def fedipg(
         "forward_over_reverse".
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
-    penalty_at = penalty_schedule(
-        penalty, warmup_rounds=warmup_rounds, warmup_penalty=warmup_penalty
-    )
+    penalty_at = penalty_schedule(penalty, warmup_rounds, warmup_penalty)
     checks.one_of("derivative", derivative, _ROUTES)
     checks.one_of("penalty_on", penalty_on, PARTS)
     checks.one_of("estimator", estimator, ("square", "halves"))

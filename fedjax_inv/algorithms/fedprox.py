@@ -27,13 +27,9 @@ from fedjax_inv.types import (
 
 
 def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float | Array) -> Tree:
-    """Return grads + proximal (params - received), leaf by leaf.
+    """Return grads + proximal (params - received), leaf by leaf, of trees of the same shapes.
 
-    Args:
-      grads: the gradient of the risk.
-      params: the parameters, of the shapes of `grads`.
-      received: the parameters of the received network, of the same shapes.
-      proximal: the paper's mu.
+    `received` are the parameters of the received network, `proximal` is the paper's mu.
     """
     chex.assert_trees_all_equal_shapes(grads, params, received)
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)

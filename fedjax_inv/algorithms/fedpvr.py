@@ -74,10 +74,10 @@ def fedpvr(
     checks.one_of("corrected", corrected, PARTS)
     assert work.with_optimizer, "a method's own loop has no optimizer to change"
     part = PARTS[corrected]
-    training = scaffold.with_variates(
+    training = scaffold.scaffold(
         model,
         work.with_optimizer(lambda optimizer: without_memory(optimizer, part)),
-        part,
+        part=part,
         loss=loss,
         server_optimizer=server_optimizer,
         weighting=weighting,

@@ -47,12 +47,7 @@ _NAME = "gaussians"  # key of the parameters of g, m and s, beside those of the 
 
 
 def squared_norm(mean: Array, deviation: Array) -> Array:
-    """Return E||z||^2 of each row for z ~ N(mean, deviation^2), [B].
-
-    Args:
-      mean: [B, ...].
-      deviation: [B, ...].
-    """
+    """Return E||z||^2 of each row for z ~ N(mean, deviation^2), [B], both [B, ...]."""
     chex.assert_equal_shape([mean, deviation])
     return _summed(mean**2 + deviation**2)
 
@@ -60,11 +55,7 @@ def squared_norm(mean: Array, deviation: Array) -> Array:
 def divergence(mean: Array, deviation: Array, to_mean: Array, to_deviation: Array) -> Array:
     """Return KL(N(mean, deviation^2) || N(to_mean, to_deviation^2)) of each row, [B], in nats.
 
-    Args:
-      mean: [B, ...].
-      deviation: [B, ...], above 0, like `to_deviation`.
-      to_mean: [B, ...].
-      to_deviation: [B, ...].
+    All arguments are [B, ...]; deviations are above 0.
     """
     chex.assert_equal_shape([mean, deviation, to_mean, to_deviation])
     ratio, apart = deviation / to_deviation, (mean - to_mean) / to_deviation

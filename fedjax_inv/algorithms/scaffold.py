@@ -42,13 +42,7 @@ class Control(NamedTuple):
 
 
 def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
-    """Return grads - c_i + c, leaf by leaf.
-
-    Args:
-      grads: the client's gradient.
-      own: c_i, of the shapes of `grads`.
-      mean: c, of the same shapes.
-    """
+    """Return grads - c_i + c, leaf by leaf, of trees of the same shapes."""
     chex.assert_trees_all_equal_shapes(grads, own, mean)
     return jax.tree.map(lambda g, c_i, c: g - c_i + c, grads, own, mean)
 
@@ -57,6 +51,7 @@ def scaffold(
     model: Model,
     work: Work,
     *,
+    part: Part = EVERYTHING,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
@@ -64,35 +59,12 @@ def scaffold(
     """Return SCAFFOLD with option II; a client's own state is its control variate c_i, first 0.
 
     Args:
+      part: the part of the parameters whose gradient is corrected, in Python only; the rest is
+        FedAvg.
       server_optimizer: the server's optimizer, on the mean delta; sgd with the paper's eta_g.
       weighting: weights of clients, "uniform" (as in the paper) or "size", for the networks alone:
         the variates are summed over the cohort and divided by N. In Python also a function of
         `Slots`.
-    """
-    return with_variates(
-        model,
-        work,
-        EVERYTHING,
-        loss=loss,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
-    )
-
-
-def with_variates(
-    model: Model,
-    work: Work,
-    part: Part,
-    *,
-    loss: Loss,
-    server_optimizer: optax.GradientTransformation,
-    weighting: str | aggregators.Weight,
-) -> Algorithm:
-    """Return SCAFFOLD that corrects one part of the gradient; the rest is FedAvg.
-
-    Args:
-      part: the part of the parameters.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     risk_gradient = averaging.gradient(model, loss)
 

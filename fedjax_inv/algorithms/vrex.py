@@ -40,20 +40,14 @@ FACTS = Facts(precision="highest")  # the differences of losses are small
 
 
 class Own(NamedTuple):
-    """A client's state: its loss in the first exchange."""
+    """A client's state: its loss, measured for the second exchange of the round."""
 
     risk: Array  # [] R_i
     round: Array  # [] int32, the round in which it was measured; -1 before the first
 
 
 def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
-    """Return 1 + 2 beta (R_i - mean R), the factor of a client's gradient.
-
-    Args:
-      risk: R_i, any shape.
-      mean_risk: the mean of R over clients, [].
-      beta: weight of the variance.
-    """
+    """Return 1 + 2 beta (R_i - mean R), the factor of a client's gradient, of R_i's shape."""
     return 1 + 2 * beta * (risk - mean_risk)
 
 
@@ -78,9 +72,8 @@ def vrex(
     risk_gradient = averaging.gradient(model, loss)
 
     def measure(visit: Visit) -> Reply:
-        risk = averaging.mean_loss(
-            model, loss, visit.message, visit.shard, batch_size=loss_batch_size
-        )
+        received = visit.message
+        risk = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         risk = jnp.asarray(risk, float)
         return Reply(Own(risk, visit.round), risk, {})
 
@@ -113,10 +106,6 @@ def vrex(
             update=lambda mean, nothing, delta: mean,
         ),
     )
-    risks = Exchange(
-        lambda server: server.variables,
-        measure,
-        aggregators.mean(aggregators.uniform),
-        with_mean,
-    )
+    uniform = aggregators.mean(aggregators.uniform)
+    risks = Exchange(lambda server: server.variables, measure, uniform, with_mean)
     return training._replace(exchanges=(risks, *training.exchanges))

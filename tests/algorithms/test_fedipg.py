@@ -423,7 +423,7 @@ def test_penalties_of_rounds_and_the_scale_of_the_loss() -> None:
 
 
 def test_a_schedule_that_turns_negative_is_told_as_nan() -> None:
-    penalty_at = jax.jit(fedipg.penalty_schedule(lambda round: 1.0 - round, warmup_rounds=1))
+    penalty_at = jax.jit(fedipg.penalty_schedule(lambda round: 1.0 - round, 1, 0.0))
     np.testing.assert_array_equal([penalty_at(t) for t in range(3)], [0.0, 0.0, np.nan])
 
 
