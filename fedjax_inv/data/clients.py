@@ -1,8 +1,8 @@
 """The examples of clients as a user of `fit` has them, as splits for a program."""
 
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -20,23 +20,6 @@ _KINDS = {"truth values": np.bool_, "integers": jnp.integer, "floating point": j
 _FORMS = "must be a list of (x, y) for each client, a Dataset, or x, with y and client"
 
 
-def by_client(x: Tree, y: Tree, client: Any) -> list[tuple[Tree, Tree]]:
-    """Return (x, y) for each client, in ascending order of `client`, [M] integers."""
-    check_rows("y", x, y)
-    check_rows("client", x, client)
-    x, y, client = arrays_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
-    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
-        needed = f"must be integers [M], one for each example{for_texts('client', client)}"
-        raise UsageError("client", client, needed)
-    if len(_lengths((x, y, client))) != 1:
-        raise UsageError(
-            "client", client, "must be as long as x and y, which must be of one length"
-        )
-    order = np.argsort(client, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
-    return [jax.tree.map(lambda leaf, rows=rows: leaf[rows], (x, y)) for rows in parts]
-
-
 def of_arrays(
     data: Any, y: Tree | None = None, client: Any = None
 ) -> tuple[Tree, Tree, list[np.ndarray]]:
@@ -45,7 +28,8 @@ def of_arrays(
     Args:
       data: a list of (x, y) for each client, each [n, ...]; or x [M, ...].
       y: the targets [M, ...], if data are x.
-      client: [M] integers, the client of each example, if data are x.
+      client: [M] integers, the client of each example, if data are x; clients are numbered in the
+        order of these.
 
     Returns:
       (x [M, ...], y [M, ...], an array of rows for each client).
@@ -54,8 +38,36 @@ def of_arrays(
       UsageError: for another form, for clients whose examples have different shapes or kinds of
         numbers, and for x or y that holds NaN or infinity.
     """
-    if y is not None or client is not None:
-        data = by_client(data, y, client)
+    if y is None and client is None:
+        x, y, parts = _of_list(data)
+    else:
+        x, y, parts = _of_rows(data, y, client)
+    _check_numbers(x, y)
+    is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
+    if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
+        text = "y are one-hot rows in floating point, which train as values"
+        warnings.warn(f"{text}; classes are y.argmax(1)", stacklevel=3)
+    return x, y, parts
+
+
+def _of_rows(x: Any, y: Any, client: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
+    """Return x, y and each client's rows, in ascending order of the clients."""
+    check_rows("y", x, y)
+    check_rows("client", x, client)
+    x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
+    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
+        needed = f"must be integers [M], one for each example{for_texts('client', client)}"
+        raise UsageError("client", client, needed)
+    if y is None or _lengths((x, y, client)) != {len(client)} or not len(client):
+        raise UsageError(
+            "client", client, "must be as long as x and y, which must be of one length"
+        )
+    order = np.argsort(client, kind="stable")
+    return x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
+
+
+def _of_list(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
+    """Join a list of (x, y)."""
     is_list = isinstance(data, Sequence) and not isinstance(data, str) and len(data) > 0
     if not is_list or hasattr(data[0], "dtype"):
         raise UsageError("data", ..., _FORMS)
@@ -71,11 +83,6 @@ def of_arrays(
             text = f"holds {_form(pair)}, must hold {needed} as the clients before"
             raise UsageError(f"data[{index}]", ..., text)
     x, y = jax.tree.map(_joined, *filled.values())
-    _check_numbers(x, y)
-    is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
-    if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
-        text = "y are one-hot rows in floating point, which train as values"
-        warnings.warn(f"{text}; classes are y.argmax(1)", stacklevel=3)
     ends = np.cumsum(sizes)
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
@@ -111,7 +118,12 @@ def kind_of_inputs(leaf: Any) -> str:
 
 def kind(leaf: Any) -> str:
     """Return the kind of an array's numbers, such as "integers"."""
-    return next((k for k, of in _KINDS.items() if jnp.issubdtype(leaf.dtype, of)), str(leaf.dtype))
+    return _kind(leaf.dtype)
+
+
+@functools.cache
+def _kind(dtype: Any) -> str:
+    return next((k for k, of in _KINDS.items() if jnp.issubdtype(dtype, of)), str(dtype))
 
 
 def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
@@ -156,7 +168,7 @@ def arrays_of(arrays: Any, name: str) -> Any:
         raise UsageError(name, ..., "must have examples of one shape") from None
 
     def native(leaf: Any) -> np.ndarray:
-        if np.ma.is_masked(leaf):
+        if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
             text = "has masked values, must have none; `filled` of the array replaces them"
             raise UsageError(name, ..., text)
         array = np.asarray(leaf)
@@ -289,7 +301,7 @@ def splits_of_dataset(
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     data = federations.examples(x, y)
     deal = partition or _by_user_or_domain(dataset, held_out)
-    split = partial(federations.split, held_out=held_out, validation=validation)
+    split = functools.partial(federations.split, held_out=held_out, validation=validation)
     return data, {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
 
 

@@ -67,8 +67,7 @@ def fit(
       algorithm: a factory such as `fedavg.fedavg`, called as algorithm(model, work, **settings).
       model: the network. For classes it may have more outputs than `y` has classes.
       data: the clients' examples: a list of (x, y) for each client, each [n, ...]; or a `Dataset`,
-        which brings its own test examples; or x [M, ...], of which `clients.by_client` makes that
-        list with y and client.
+        which brings its own test examples; or x [M, ...], with y and client.
         Inputs of uint8 are scaled to [0, 1], as images are, but for arrays [M, D] of features.
       y: targets [M, ...], if data are x: integers are classes, booleans are labels, and numbers in
         floating point are values, as in a `Dataset`.
