@@ -265,19 +265,26 @@ def test_what_only_lax_can_do_is_refused(arguments):
     slow.after(2, [(2, None, 0), (3, 2, 1), (3, None, 0), (2, 1, 1), (3, 4, 0)]),
 )
 def test_max_pool_is_a_loop_over_windows_with_its_gradient(size, stride, padding):
-    x, step = noise(0, 2, 7, 8, 3), stride or size  # nowhere a tie
-    pooled, pull = jax.vjp(lambda x: lowerings.max_pool(x, size, stride, padding), x)
-    np.testing.assert_array_equal(pooled, formulas.pooled(x, size, step, padding))
-    weights = noise(1, *pooled.shape)
+    x, step = np.asarray(noise(0, 2, 7, 8, 3)), stride or size  # nowhere a tie
+    expected = formulas.pooled(x, size, step, padding)
+    weights = np.asarray(noise(1, *expected.shape))
+
+    @jax.jit
+    def both(x: Array) -> tuple[Array, Array]:
+        pooled, pull = jax.vjp(lambda x: lowerings.max_pool(x, size, stride, padding), x)
+        return pooled, *pull(weights)
+
     slope = np.zeros(x.shape)
-    for image, row, column, channel in np.ndindex(pooled.shape):
-        at = x[image, :, :, channel] == pooled[image, row, column, channel]
+    for image, row, column, channel in np.ndindex(expected.shape):
+        at = x[image, :, :, channel] == expected[image, row, column, channel]
         slope[image, :, :, channel][at] += weights[image, row, column, channel]
-    np.testing.assert_allclose(*pull(weights), slope, rtol=1e-12)
+    chex.assert_trees_all_close(both(x), (expected, slope), rtol=1e-12)
 
 
 def test_ties_share_the_gradient_of_max_pool():
     """Its sum is that of the windows, also where all is equal and where padding is near."""
-    slope = jax.grad(lambda x: lowerings.max_pool(x, 3, 2, 1).sum())(jnp.zeros((1, 5, 5, 1)))
+    slope = jax.jit(jax.grad(lambda x: lowerings.max_pool(x, 3, 2, 1).sum()))(
+        np.zeros((1, 5, 5, 1))
+    )
     assert jnp.isfinite(slope).all()
     np.testing.assert_allclose(slope.sum(), 9)
