@@ -5,9 +5,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import slow
 from federations import assert_close
 from fedjax_inv import models, objectives
 from fedjax_inv.algorithms.fedmix import mixed_loss
@@ -55,46 +53,43 @@ def vectors_of(variables: Variables) -> np.ndarray:
 
 
 def test_it_is_its_formula_and_padding_never_acts() -> None:
-    expected = [by_numpy(VARIABLES, vectors_of(VARIABLES)[text]) for text in TEXTS]
-    assert_close(logits(MODEL, VARIABLES, X), np.stack(expected), atol=1e-5)
+    """A text of padding alone has the zero state; weights of words are embedded as mixtures."""
+    x = np.concatenate([X, np.zeros((1, 5), np.int32)])
+    weights = MODEL.mixable(jnp.asarray(x))
+    assert weights.shape == (*x.shape, VOCABULARY)
+    np.testing.assert_array_equal(weights.argmax(-1), x)
+    mean = weights[1:3].mean(0, keepdims=True)
+
+    table = np.float64(vectors_of(VARIABLES))
+    bias = VARIABLES.params.head["blocks_0"]["Dense_0"]["bias"]
+    expected = np.stack([*(by_numpy(VARIABLES, table[text]) for text in TEXTS), bias])
+    assert_close(logits(MODEL, VARIABLES, x), expected, atol=1e-5)
+    table[0] = 0  # padding has no vector
+    mixture = by_numpy(VARIABLES, (table[x[1]] + table[x[2]]) / 2)
+    mixed = logits(MODEL, VARIABLES, jnp.concatenate([weights, mean]))
+    assert_close(mixed, np.stack([*expected, mixture]), atol=1e-5)
 
 
-@pytest.mark.parametrize("weighed", slow.after(1, [True, False]), ids=["weights", "words"])
-def test_gradients_are_the_same_however_much_padding_is_appended(weighed: bool) -> None:
+def test_gradients_are_the_same_however_much_padding_is_appended() -> None:
+    """For words and for their weights."""
     y, mask = jnp.array([0, 1, 2, 0]), jnp.array([True, True, True, False])
+    longer = np.pad(X, ((0, 0), (0, 3)))
 
     @jax.jit
-    def gradient(params: Tree, x: Array) -> Tree:
-        def loss(params: Tree) -> Array:
+    def gradients(params: Tree) -> list[Tree]:
+        def loss(params: Tree, x: Array) -> Array:
             outputs = models.predict(MODEL, VARIABLES._replace(params=params), x)
             return objectives.cross_entropy(outputs, y, mask)
 
-        return jax.grad(loss)(params)
+        inputs = X, longer, MODEL.mixable(jnp.asarray(longer))
+        return [jax.grad(loss)(params, x) for x in inputs]
 
-    longer = np.pad(X, ((0, 0), (0, 3)))
-    both = [MODEL.mixable(jnp.asarray(x)) if weighed else x for x in (X, longer)]
-    short, long = (gradient(VARIABLES.params, x) for x in both)
-    jax.tree.map(partial(assert_close, atol=1e-6), short, long)
-    assert not vectors_of(VARIABLES._replace(params=long))[0].any()
-    assert vectors_of(VARIABLES._replace(params=long))[3].any()
-
-
-def test_a_text_of_padding_alone_is_the_zero_state() -> None:
-    bias = VARIABLES.params.head["blocks_0"]["Dense_0"]["bias"]
-    assert_close(logits(MODEL, VARIABLES, np.zeros((2, 5), np.int32)), np.stack([bias, bias]))
-
-
-def test_weights_of_words_are_embedded_as_mixtures() -> None:
-    weights = MODEL.mixable(jnp.asarray(X))
-    assert weights.shape == (*X.shape, VOCABULARY)
-    assert_close(logits(MODEL, VARIABLES, weights), logits(MODEL, VARIABLES, X), atol=1e-6)
-    np.testing.assert_array_equal(weights.argmax(-1), X)
-    mean = np.asarray(weights[1:3]).mean(0, keepdims=True)
-    table = np.float64(vectors_of(VARIABLES))
-    table[0] = 0  # padding has no vector
-    mixture = (table[X[1]] + table[X[2]]) / 2
-    expected = by_numpy(VARIABLES, mixture)
-    assert_close(logits(MODEL, VARIABLES, mean)[0], expected, atol=1e-5)
+    short, *others = gradients(VARIABLES.params)
+    for other in others:
+        jax.tree.map(partial(assert_close, atol=1e-6), other, short)
+    of_vectors = vectors_of(VARIABLES._replace(params=short))
+    assert not of_vectors[0].any()
+    assert of_vectors[3].any()
 
 
 def test_mixing_weights_of_words_is_mixing_their_vectors() -> None:
