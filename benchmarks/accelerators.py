@@ -149,9 +149,9 @@ def of_presets(name: str, precision: str = "auto") -> Work:
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        ready = assembled.prepare(cell)  # for each target, as it depends on the platform
+        ready = assembled.plan(cell)  # for each target, as it depends on the platform
         data, inputs = assembled.data, ready.inputs
-        cohort = assemble.cohorts(config, inputs, config.eval_every)
+        cohort = ready.part(0)
         slots = participation.slots(config, num_clients)
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
         data, inputs = layout.place(data, inputs, shapes)
@@ -171,7 +171,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         arguments = data, inputs, training, cohort
         return Traced(compiled.rounds, arguments, _steps(config, ready.inputs, cohort), upload)
 
-    num_clients = assembled.prepare(cell).inputs.train.size.shape[1]
+    num_clients = assembled.plan(cell).inputs.train.size.shape[1]
     return Work(trace, participation.slots(config, num_clients))
 
 

@@ -5,11 +5,11 @@ __version__ = "0.13.0"
 from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
 from fedjax_inv import averaging as averaging
+from fedjax_inv import callbacks as callbacks
 from fedjax_inv import communication as communication
 from fedjax_inv import data as data
 from fedjax_inv import devices as devices
 from fedjax_inv import evaluation as evaluation
-from fedjax_inv import fitting as fitting
 from fedjax_inv import local as local
 from fedjax_inv import missing as missing
 from fedjax_inv import models as models
@@ -22,4 +22,5 @@ from fedjax_inv import servers as servers
 from fedjax_inv import stopping as stopping
 from fedjax_inv import tree as tree
 from fedjax_inv import types as types
-from fedjax_inv.fitting import fit as fit
+from fedjax_inv.fit import Evaluations as Evaluations
+from fedjax_inv.fit import fit as fit

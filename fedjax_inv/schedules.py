@@ -7,6 +7,8 @@ same key draw the same numbers, so give each a key of its own. Values "one per c
 order of the clients' numbers.
 """
 
+from collections.abc import Callable, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,3 +246,33 @@ def first_all(schedule: Cohort, num_clients: int) -> Cohort:
     who = jnp.arange(needed * slots, dtype=jnp.int32).reshape(needed, slots)
     first = Cohort(who, who < num_clients, jnp.zeros_like(who))
     return jax.tree.map(lambda leaf, new: leaf.at[:needed].set(new), schedule, first)
+
+
+_dropout, _slow = dropout, slow  # `attending` has arguments of these names
+
+
+def attending(
+    cohort: int | None = None, dropout: float | Sequence[float] = 0.0, slow: int | Sequence[int] = 1
+) -> Callable[[Array, int, int], Cohort]:
+    """Return (random key, number of clients, number of rounds) -> the schedule, for `fit`.
+
+    Args:
+      cohort: how many clients are drawn in each round; None: all attend.
+      dropout: the probability that a client's update does not arrive, one for all or one per
+        client [C].
+      slow: how many rounds a client needs for an update (`slow`), one for all or one per client
+        [C].
+    """
+
+    def draw(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+        if cohort in (None, num_clients):
+            drawn = everyone(num_clients, num_rounds)
+        else:
+            drawn = sampled(key, num_clients, cohort, num_rounds)
+        if np.any(np.asarray(slow) > 1):
+            drawn = _slow(drawn, jnp.asarray(slow))
+        if np.any(dropout):
+            drawn = _dropout(drawn, jax.random.fold_in(key, 1), jnp.asarray(dropout))
+        return drawn
+
+    return draw

@@ -2,31 +2,37 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
 from absl import flags
 
+from fedjax_inv.fitted import Fitted
+from fedjax_inv.program import Training
 from fedjax_inv_experiments import figures, train
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.flags import flag
 from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, loop, provenance, records
+from fedjax_inv_experiments.running import log, provenance, records
 from fedjax_inv_experiments.running.records import Domain, Line, Result
-from fedjax_inv_experiments.running.signals import Stop, Stopped
+from fedjax_inv_experiments.running.selected import SelectedStates
+from fedjax_inv_experiments.running.signals import Stop
+from fedjax_inv_experiments.selection import Rule
 
 
 class Ran(NamedTuple):
     """A run folder, and the job that made it: its program may run again without compiling."""
 
     folder: Path
-    job: loop.Job
+    job: cells.Job
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -52,46 +58,54 @@ def no_figures() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def jobs() -> Iterator[list[loop.Job]]:
+def jobs() -> Iterator[list[cells.Job]]:
     """The jobs that are run meanwhile."""
-    seen: list[loop.Job] = []
-    run_cell = loop.run_cell
+    seen: list[cells.Job] = []
+    train_cell = cells.train
 
-    def run_and_tell(job: loop.Job, *others: Any) -> Result:
+    def train_and_tell(job: cells.Job, *others: Any) -> tuple[Fitted, Result | None]:
         seen.append(job)
-        return run_cell(job, *others)
+        return train_cell(job, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "run_cell", run_and_tell)
+        patch.setattr(cells, "train", train_and_tell)
         yield seen
 
 
-def ran(config: Config) -> Ran:
+def ran(chosen: Config) -> Ran:
     """A finished run of `train`, without figures."""
     with jobs() as seen, no_figures():
-        train.train(config)
+        train.train(chosen)
     (job,) = seen
-    return Ran(Path(config.run_dir), job)
+    return Ran(Path(chosen.run_dir), job)
 
 
-def start_of(job: loop.Job) -> records.Start:
+def start_of(job: cells.Job) -> records.Start:
     """The record of a start; the job's own data are padded."""
     return provenance.record(assemble.assemble(job.config).loaded)
 
 
-def halved(job: loop.Job, folder: Path) -> Path:
+def changed(job: cells.Job, **values: Any) -> cells.Job:
+    """The job with other flags that leave its program as it is."""
+    chosen = config.changed(job.config, **values)
+    plan = assemble.assemble(chosen).plan(job.cell)._replace(program=job.plan.program)
+    return job._replace(config=chosen, plan=plan.placed()._replace(is_compiled=True))
+
+
+def halved(job: cells.Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
     folders.begin(folder, job.config, job.cell, start_of(job))
-    with StopAfterOne() as stop, pytest.raises(Stopped):
-        loop.run_cell(job, folder, stop)
+    with StopAfterOne() as stop:
+        _, result = cells.train(job, folder, stop)
+    assert result is None
     return folder
 
 
-def go_on(job: loop.Job, folder: Path) -> Path:
+def go_on(job: cells.Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
     folders.begin(folder, job.config, job.cell, start_of(job))
     with Stop() as stop:
-        loop.run_cell(job, folder, stop)
+        cells.train(job, folder, stop)
     return folder
 
 
@@ -107,6 +121,23 @@ def states(folder: Path, step: int, item: str = "default") -> dict[str, Any]:
     with ocp.CheckpointManager(place, item_names=(item,)) as manager:
         asked = ocp.args.Composite(**{item: ocp.args.StandardRestore()})
         return manager.restore(step, args=asked)[item]
+
+
+def selecting(
+    rule: Rule, lines: Sequence[Line], shapes: Training, personal: bool
+) -> SelectedStates:
+    """The callback that selects states, of a run whose log has lines; shapes: of its states."""
+    program = SimpleNamespace(shapes=lambda data, inputs: shapes)
+    plan = SimpleNamespace(
+        program=program,
+        data=None,
+        inputs=None,
+        runs=[SimpleNamespace(hyper={})],
+        build=lambda hyper: SimpleNamespace(personal=personal),
+    )
+    made = SelectedStates(rule, cast(Any, SimpleNamespace(lines=lines)))
+    made.begin(cast(Any, SimpleNamespace(plan=plan)))
+    return made
 
 
 def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:

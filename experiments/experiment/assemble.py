@@ -9,22 +9,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import freezing, platforms, program, rounds
+from fedjax_inv import devices, freezing, platforms, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import Split
-from fedjax_inv.devices import Layout
+from fedjax_inv.data.federation import Split, Splits
+from fedjax_inv.fit import LOCAL, LocalTraining, Plan, plan
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import (
     Algorithm,
     Array,
-    Cohort,
     Examples,
     Federation,
     Model,
     Tree,
     Variables,
+    Work,
 )
 
 from ..experiment import grid, scaling
@@ -48,22 +48,9 @@ from ..parts import (
 )
 from ..parts.environments.kind import Source
 from ..parts.objective import Task
-from ..parts.training import Sizes
 
-Splits = Mapping[int, Split]  # by seed
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
 Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
-
-
-class Prepared(NamedTuple):
-    """A cell that is ready to be compiled."""
-
-    experiment: program.Experiment  # common to all its runs
-    inputs: program.Inputs  # of its runs
-    groups: list[str]  # names of the validation groups
-    sizes: Sizes
-    data: Examples
-    layout: Layout  # of data and inputs
 
 
 class Assembled(NamedTuple):
@@ -77,29 +64,34 @@ class Assembled(NamedTuple):
     # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
-    splits: Mapping[str | None, Splits]  # by held-out domain
+    splits: Mapping[str | None, Mapping[int, Split]]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     task: Task
     scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, once they are needed
 
-    def prepare(self, cell: Cell) -> Prepared:
-        """A cell, ready to be compiled."""
-        config, splits = self.config, self.splits[cell.held_out]
-        inputs = program.inputs(
-            cell.runs,
-            splits,
-            pooled=facts(cell.algorithm).pooled,
-            watch_examples=config.watch_examples,
-            warm_start=lambda sizes: watching.warm_start(config, sizes),
+    def plan(self, cell: Cell) -> Plan:
+        """A cell, ready to be compiled and trained: what the flags ask of `fit`."""
+        config, is_labelled = self.config, self.config.watch_classes
+        splits = Splits(
+            self.data,
+            self.splits[cell.held_out],
             variables=self.variables,
             scaling=self.scaling(cell.held_out),
-            num_classes=len(self.dataset.classes) if config.watch_classes else 0,
             source=self.source,
+            num_classes=len(self.dataset.classes) if is_labelled else 0,
         )
-        groups = program.group_names([splits[run.seed] for run in cell.runs])
-        sizes = training.sizes(config, np.asarray(inputs.train.size))
-        common = experiment(config, cell, self.model, self.task, len(groups), sizes)
-        return Prepared(common, inputs, groups, sizes, self.data, self.layout(cell))
+        return plan(
+            factory(config, cell, self.task),
+            self.model,
+            lambda seeds: splits,
+            rounds=config.rounds,
+            grid=grid.of_runs(cell.runs),
+            schedule=participation.Schedule(config),
+            evaluations=watching.evaluations(config, self.task.score),
+            devices=machine.devices(config),
+            loss=self.task.loss,
+            **training.arguments(config),
+        )
 
     def as_seen(self, held_out: str | None, seed: int) -> tuple[Dataset, Split]:
         """(the data set with the labels that clients have, the split as rows of it).
@@ -150,22 +142,11 @@ class Assembled(NamedTuple):
             self.scalers[held_out, seed] = scaling.of_clients(self.dataset, x, split)
         return self.scalers[held_out, seed]
 
-    def layout(self, cell: Cell) -> Layout:
-        """The layout of a cell's runs and clients on devices.
-
-        Raises UsageError if there are too few devices.
-        """
-        return machine.layout(self.config, self._load(cell))
-
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
-        return machine.streams(self.config, self._load(cell))
-
-    def _load(self, cell: Cell) -> machine.Load:
         num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
         number = 1 if facts(cell.algorithm).pooled else num_clients
-        slots = participation.slots(self.config, number)
-        return machine.Load(len(cell.runs), number, slots, num_bytes(self.data))
+        return machine.devices(self.config).streams(number, num_bytes(self.data))
 
     def check_fit(self) -> None:
         """Raises UsageError if an algorithm's settings do not fit the network."""
@@ -173,61 +154,42 @@ class Assembled(NamedTuple):
             _check_start(self, cell)
 
 
+def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
+    """The factory of a cell's algorithm, as `fit` takes it: (model, work, **hyperparameters).
+
+    It raises UsageError for a value out of range.
+    """
+    method.check_settings(cell.settings)
+
+    def made(model: Model, work: Work, **hyper: Any) -> Algorithm:
+        arguments = {**cell.settings, **hyper}
+        arguments.pop("loss", None)  # of evaluations; the algorithm's own is that of the task
+        server_rate = arguments.pop("server_learning_rate", None)
+        if server_rate is not None:
+            arguments["server_optimizer"] = server.optimizer(config, server_rate)
+
+        def build(model: Model) -> Algorithm:
+            return method.algorithm(cell.algorithm, model, work, task, arguments)
+
+        trained = config.train_only
+        plain = freezing.train_only(build, model, trained) if trained else build(model)
+        return participation.with_rule(config, cell.algorithm, plain)
+
+    made.FACTS = facts(cell.algorithm)  # type: ignore[attr-defined]
+    return made
+
+
 def algorithm(
-    config: Config,
-    cell: Cell,
-    model: Model,
-    task: Task,
-    hyper: Mapping[str, float | Array],
-    sizes: Sizes,
+    config: Config, cell: Cell, model: Model, task: Task, hyper: Mapping[str, float]
 ) -> Algorithm:
-    """The algorithm of a cell with one run's hyperparameters, whose values may be tracers.
+    """The algorithm of a run, whose local training fits clients of any size.
 
     Raises UsageError for a value out of range.
     """
-    method.check_settings(cell.settings)
-    arguments = {**cell.settings, **hyper}
-    work = training.work(config, arguments.pop("learning_rate"), sizes)
-    server_rate = arguments.pop("server_learning_rate", None)
-    if server_rate is not None:
-        arguments["server_optimizer"] = server.optimizer(config, server_rate)
-
-    def build(model: Model) -> Algorithm:
-        return method.algorithm(cell.algorithm, model, work, task, arguments)
-
-    trained = config.train_only
-    plain = freezing.train_only(build, model, trained) if trained else build(model)
-    return participation.with_rule(config, cell.algorithm, plain)
-
-
-def experiment(
-    config: Config, cell: Cell, model: Model, task: Task, num_groups: int, sizes: Sizes
-) -> program.Experiment:
-    """The part of an experiment that the runs of a cell share."""
-    schedule = training.schedule(config)
-    return program.Experiment(
-        model,
-        lambda hyper: algorithm(config, cell, model, task, hyper, sizes),
-        _rounded_up(num_groups, config.thresholds),
-        thresholds=config.thresholds,
-        stop_above=bool(config.stop_above),
-        stop_within=config.stop_within or None,
-        stop_centred=config.stop_centred,
-        end_at_stop=config.after_stop == "end",
-        drop_nonfinite=config.nonfinite == "drop",
-        history=participation.history(config),
-        pooled=facts(cell.algorithm).pooled,
-        schedules={} if schedule is None else {"learning_rate": schedule},
-        loss=task.loss,
-        score=task.score.function,
-        precision=machine.precision(config, facts(cell.algorithm).precision),
-        quick_to_compile=config.compile == "quick",
-    )
-
-
-def cohorts(config: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
-    return participation.cohorts(config, inputs, num_rounds)
+    own = {k: v for k, v in hyper.items() if k not in LOCAL}
+    values = training.values(config) | {k: v for k, v in hyper.items() if k in LOCAL}
+    work = LocalTraining(**training.steps(config)).work(values)
+    return factory(config, cell, task)(model, work, **own)
 
 
 def assemble(
@@ -263,12 +225,12 @@ def assemble(
     cells = grid.cells(config, data_flags.held_out(config, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
-            algorithm(config, cell, model, task, hyper, Sizes())
+            algorithm(config, cell, model, task, hyper)
     data = _examples(config, list(draws.values()))
     if len(machine.devices_of(config)) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
-    splits: Mapping[str | None, Splits] = {
+    splits: Mapping[str | None, Mapping[int, Split]] = {
         domain: {
             seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
             for seed, draw in draw_of.items()
@@ -294,8 +256,8 @@ def assemble(
     )
     _check_watching(assembled)
     if any([_check_stream(assembled, cell) for cell in cells]):
-        assembled = assembled._replace(data=_on_host(data))
-    return assembled
+        return assembled._replace(data=_on_host(data))
+    return assembled._replace(data=padded(data))
 
 
 _SMALL_DRAW = 2**23  # bytes
@@ -352,7 +314,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
     """Raises UsageError if a run of a cell cannot start; nothing is computed."""
     config = assembled.config
     model, hyper = assembled.model, cell.runs[0].hyper
-    built = algorithm(config, cell, model, assembled.task, hyper, Sizes())
+    built = algorithm(config, cell, model, assembled.task, hyper)
     split = next(iter(assembled.splits[cell.held_out].values()))
     number = 1 if facts(cell.algorithm).pooled else len(split.domain)
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
@@ -385,8 +347,8 @@ def num_bytes(shapes: Tree) -> int:
 
 
 def _with_wrong_labels(
-    config: Config, dataset: Dataset, splits: Mapping[str | None, Splits]
-) -> tuple[Mapping[str | None, Splits], np.ndarray]:
+    config: Config, dataset: Dataset, splits: Mapping[str | None, Mapping[int, Split]]
+) -> tuple[Mapping[str | None, Mapping[int, Split]], np.ndarray]:
     """(the splits with wrong labels at some clients, the source of each row of their data)."""
     places = [(domain, seed) for domain, of_seed in splits.items() for seed in of_seed]
     made = partition.with_wrong_labels(
@@ -399,14 +361,6 @@ def _with_wrong_labels(
     for (domain, seed), split in zip(places, made.splits, strict=True):
         found[domain][seed] = split
     return found, made.source
-
-
-def _rounded_up(num_groups: int, thresholds: Sequence[float]) -> int:
-    """A multiple of 8, so that data with other domains share a compiled program.
-
-    Checkpoints hold the scores at stops by group, so their number stays.
-    """
-    return num_groups if thresholds else 8 * -(-num_groups // 8)
 
 
 _SMALL = 2**26  # bytes
@@ -442,7 +396,7 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
     what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
     if count > 1 or wrong:
         try:
-            platforms.check_memory("seeds", config.seeds, size, machine.memory(), what)
+            platforms.check_memory("seeds", config.seeds, size, devices.memory(), what)
         except UsageError as error:
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 
@@ -452,7 +406,7 @@ def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
     if len(draws) > 1:
         x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
         y = np.concatenate([each.y for each in draws])
-    is_large = config.hold == "auto" and machine.too_large(num_bytes((x, y)))
+    is_large = config.hold == "auto" and devices.too_large(num_bytes((x, y)))
     if config.hold == "stream" or is_large:
         return federation.examples_on_host(x, y)
     return federation.examples(x, y)

@@ -69,6 +69,12 @@ def short_labels(cells: Sequence[Cell]) -> list[str]:
     return labels
 
 
+def of_runs(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The grid of which runs are the product, as `fit` takes it."""
+    hypers = {name: [*dict.fromkeys(run.hyper[name] for run in runs)] for name in runs[0].hyper}
+    return {"seed": [*dict.fromkeys(run.seed for run in runs)]} | hypers
+
+
 def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
     """A cell for each algorithm, held-out domain and combination of settings that are not real.
 

@@ -8,7 +8,6 @@ of its own clients; otherwise every device holds all of them (--hold).
 
 import dataclasses
 import os
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from jax.experimental import multihost_utils
 
 from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import Layout
+from fedjax_inv.devices import Devices
 
 from ..flags.configuration import Config
 from ..flags.flag import (
@@ -35,8 +34,6 @@ _CHUNK = number_or("auto")
 
 # Whether a device holds only its own clients; None: where all attend.
 _OWN = {"auto": None, "own": True, "all": False, "stream": False}
-_PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
-_PART_FOR_STREAM = 0.7  # of the memory; --hold=auto streams what needs more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,16 +170,21 @@ def prepare(chosen: Config) -> None:
     platforms.make_devices(number)
 
 
-def at_once(chunk: str) -> int:
-    """How many clients or runs train at once on a device, 0 for all. chunk: the flag."""
-    if chunk == "auto":
-        return 1 if platforms.on_cpu() else 0
-    return int(chunk)
+def devices(chosen: Config) -> Devices:
+    """The devices that runs may use, as `fit` takes them."""
 
+    def number(text: str) -> int | None:
+        return None if text == "auto" else int(text)
 
-def precision(chosen: Config, needed: str) -> str:
-    """The precision of products. needed: the algorithm's, for --precision=auto."""
-    return needed if chosen.precision == "auto" else chosen.precision
+    return Devices(
+        number(chosen.devices),
+        own=_OWN[chosen.hold],
+        stream={"auto": None, "stream": True}.get(chosen.hold, False),
+        client_chunk=number(chosen.client_chunk),
+        run_chunk=number(chosen.run_chunk),
+        precision=None if chosen.precision == "auto" else chosen.precision,
+        quick_to_compile=chosen.compile == "quick",
+    )
 
 
 def connect(chosen: Config) -> None:
@@ -210,57 +212,12 @@ def connect(chosen: Config) -> None:
         raise flag_error("distributed", True, text) from None
 
 
-class Load(NamedTuple):
-    """What devices can share in a cell."""
-
-    num_runs: int
-    num_clients: int
-    slots: int  # the clients that attend a round
-    data: int  # bytes of the examples
-
-
-def layout(chosen: Config, load: Load) -> Layout:
-    """The layout of a cell's runs and clients. Raises UsageError if there are too few devices."""
-    used, own, copied = devices_of(chosen), _OWN[chosen.hold], load.data
-    if streams(chosen, load):
-        own, copied = False, 0
-    while True:
-        found = Layout.of(used, load.num_runs, load.slots, load.num_clients, own)
-        copies = found.run_devices * (1 if found.own else found.client_devices)
-        # The devices of a CPU have one memory: auto takes fewer.
-        is_fixed = chosen.devices != "auto" or jax.process_count() > 1 or len(used) == 1
-        if is_fixed or not platforms.on_cpu() or copies * copied <= _PART_FOR_DATA * memory():
-            return found
-        used = used[:-1]
-
-
 def devices_of(chosen: Config) -> list[jax.Device]:
     """The devices that cells may use. Raises UsageError if there are too few."""
     try:
         return platforms.devices(None if chosen.devices == "auto" else int(chosen.devices))
     except UsageError as error:
         raise in_flags(error, "", {"devices": "devices"}) from None
-
-
-def streams(chosen: Config, load: Load) -> bool:
-    """Whether examples stay on the host: by --hold, or as they do not fit into memory.
-
-    A single client, which may hold the pooled examples of all, needs them all at once.
-    """
-    if chosen.hold != "auto" or load.num_clients == 1 or jax.process_count() > 1:
-        return chosen.hold == "stream"
-    return too_large(load.data)
-
-
-def too_large(size: int) -> bool:
-    """Whether so many bytes do not fit into memory beside what computes on them."""
-    return size > _PART_FOR_STREAM * memory()
-
-
-def memory() -> int:
-    """The memory in bytes of this process's first device, or of the machine if that is unknown."""
-    stats = jax.local_devices()[0].memory_stats()
-    return (stats or {}).get("bytes_limit", 0) or platforms.machine_bytes()
 
 
 def leads() -> bool:

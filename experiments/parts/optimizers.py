@@ -88,12 +88,3 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
 def make(group: Any, flag: str, learning_rate: float | Array) -> optax.GradientTransformation:
     """The optimizer that a group of flags names. group, flag, errors: as in `arguments`."""
     return getattr(optax, getattr(group, flag))(learning_rate, **arguments(group, flag))
-
-
-def regularised(
-    optimizer: optax.GradientTransformation, weight_decay: float, clip: float
-) -> optax.GradientTransformation:
-    """The optimizer after clipping and weight decay, which is added to the clipped gradient."""
-    before = [optax.clip_by_global_norm(clip)] if clip else []
-    before += [optax.add_decayed_weights(weight_decay)] if weight_decay else []
-    return optax.chain(*before, optimizer) if before else optimizer

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, missing, platforms, program, schedules
+from fedjax_inv import missing, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Array, Cohort
 
@@ -142,44 +142,36 @@ def with_rule(chosen: Config, name: str, algorithm: Algorithm) -> Algorithm:
         raise in_flags(error, f"--missing={chosen.missing} --algorithm={name}", {}) from None
 
 
-def cohorts(chosen: Config, inputs: program.Inputs, num_rounds: int) -> Cohort:
-    """The cohorts [R, T, S] of T = num_rounds rounds; from round --rounds on they are empty."""
-    num_clients = inputs.train.size.shape[1]
-    width = slots(chosen, num_clients)
-    rounds_per_update = _of_clients(chosen.slow, num_clients, 1)
-    several = num_clients > 1  # a single client may hold the pooled examples of all
-    drops = several and chosen.dropout > 0
-    arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout * drops)
-    is_rare = several and chosen.frequency < 1
+class Schedule:
+    """(random key, number of clients, number of rounds) -> the cohorts [T, S], for `fit`."""
 
-    def schedule(key: Array) -> Cohort:
-        if width < num_clients:
-            cohort = schedules.sampled(key, num_clients, width, num_rounds)
+    def __init__(self, chosen: Config) -> None:
+        self._chosen = chosen
+        self.history = history(chosen)  # how many broadcasts a run keeps, whatever is drawn
+
+    def __call__(self, key: Array, num_clients: int, num_rounds: int) -> Cohort:
+        chosen = self._chosen
+        drawn = slots(chosen, num_clients)
+        if drawn < num_clients:
+            cohort = schedules.sampled(key, num_clients, drawn, num_rounds)
         else:
             cohort = schedules.everyone(num_clients, num_rounds)
         if chosen.slow:
-            cohort = schedules.slow(cohort, jnp.asarray(rounds_per_update))
+            cohort = schedules.slow(cohort, jnp.asarray(_of_clients(chosen.slow, num_clients, 1)))
+        arrives = _of_clients(chosen.lossy, num_clients, 1.0) * (1 - chosen.dropout)
         fails = jnp.asarray(1 - arrives)
-        if is_rare:
-            rare = _upload_probabilities(key, num_clients, chosen.sparse, chosen.frequency)
-            fails = 1 - jnp.asarray(arrives) * rare
-        if chosen.lossy or drops or is_rare:
+        if chosen.frequency < 1:
+            sparse, rare = chosen.sparse, chosen.frequency
+            often = _upload_probabilities(key, num_clients, sparse, rare)
+            fails = 1 - jnp.asarray(arrives) * often
+        if chosen.lossy or chosen.dropout or chosen.frequency < 1:
             draw_key = jax.random.fold_in(key, 1)
             if chosen.late == "stale":
                 longest = chosen.longest_delay
                 cohort = schedules.stale(cohort, draw_key, fails, num_clients, longest=longest)
             else:
                 cohort = schedules.dropout(cohort, draw_key, fails)
-        if chosen.first_all:
-            cohort = schedules.first_all(cohort, num_clients)
-        is_before_end = np.arange(num_rounds)[:, None] < chosen.rounds
-        return cohort._replace(present=cohort.present & is_before_end)
-
-    def of_runs(seed: Array) -> Cohort:
-        return jax.vmap(lambda seed: schedule(program.schedule_key(seed)))(seed)
-
-    options = platforms.quick_to_compile()
-    return jax.jit(of_runs, compiler_options=options)(devices.on_host(inputs.seed))
+        return schedules.first_all(cohort, num_clients) if chosen.first_all else cohort
 
 
 def _upload_probabilities(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
@@ -199,6 +191,5 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
     values = np.full(num_clients, default)
     for entry in entries:
         client, _, value = entry.partition(":")
-        if num_clients > 1 and int(client) < num_clients:  # a single client may hold all examples
-            values[int(client)] = float(value)  # cast to the default's type
+        values[int(client)] = float(value)  # cast to the default's type
     return values

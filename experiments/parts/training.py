@@ -1,13 +1,10 @@
 """The local training of clients."""
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any
 
-import numpy as np
 import optax
-
-from fedjax_inv import local, platforms
-from fedjax_inv.types import Array, Work
 
 from ..flags.configuration import Config
 from ..flags.flag import (
@@ -71,49 +68,29 @@ def check(chosen: Config) -> None:
     optimizers.arguments(chosen, "optimizer")
 
 
-class Sizes(NamedTuple):
-    """The sizes for which local training is compiled; data of the same sizes share a program."""
-
-    capacity: int = 1  # the most examples of a client, rounded up; 1 if batches have another size
-    num_batches: int | None = None  # batches in a pass, if all clients have the same number
-
-
-def sizes(chosen: Config, num_examples: np.ndarray) -> Sizes:
-    """The sizes for clients with these numbers of examples [R, C]."""
-    if not chosen.batch_size:
-        return Sizes(8 * -(-int(num_examples.max()) // 8))
-    if platforms.on_cpu():  # there a loop of known length gains nothing
-        return Sizes()
-    batches = np.unique(-(-num_examples[num_examples > 0] // chosen.batch_size))
-    return Sizes(num_batches=int(batches[0]) if len(batches) == 1 else None)
+def steps(chosen: Config) -> dict[str, Any]:
+    """The arguments of `fit` that say which steps a client takes in a round."""
+    optimizer, own = getattr(optax, chosen.optimizer), optimizers.arguments(chosen, "optimizer")
+    own.pop("momentum", None)  # is a value of local training
+    return {
+        "optimizer": functools.partial(optimizer, **own) if own else optimizer,
+        "batch_size": chosen.batch_size or None,
+        "epochs": chosen.local_epochs,
+        "steps": chosen.local_steps or None,
+    }
 
 
-def work(chosen: Config, learning_rate: float | Array, sizes: Sizes) -> Work:
-    """The local training that the flags describe."""
-    return _work(chosen, learning_rate, sizes)._replace(learning_rate=learning_rate)
+def values(chosen: Config) -> dict[str, float]:
+    """The values of local training besides the learning rate."""
+    momentum = chosen.momentum if chosen.optimizer == "sgd" else 0.0
+    return {"momentum": momentum, "weight_decay": chosen.weight_decay, "clip": chosen.clip}
 
 
-def _work(chosen: Config, learning_rate: float | Array, sizes: Sizes) -> Work:
-    optimizer = optimizers.regularised(
-        optimizers.make(chosen, "optimizer", learning_rate), chosen.weight_decay, chosen.clip
-    )
-    is_plain = chosen.optimizer == "sgd" and not (chosen.optimizer_settings or chosen.weight_decay)
-    momentum = chosen.momentum if is_plain else None
-    size, num_steps = chosen.batch_size, chosen.local_steps
-    if size == 0:
-        num_steps = num_steps or chosen.local_epochs
-        return local.full_batch(
-            optimizer, capacity=sizes.capacity, num_steps=num_steps, momentum=momentum
-        )
-    if num_steps:
-        return local.steps(optimizer, batch_size=size, num_steps=num_steps, momentum=momentum)
-    return local.epochs(
-        optimizer,
-        batch_size=size,
-        num_epochs=chosen.local_epochs,
-        num_batches=sizes.num_batches,
-        momentum=momentum,
-    )
+def arguments(chosen: Config) -> dict[str, Any]:
+    """The arguments of `fit` about local training, besides the learning rate."""
+    factor = schedule(chosen)
+    more = {} if factor is None else {"learning_rate_schedule": factor}
+    return steps(chosen) | values(chosen) | more
 
 
 def schedule(chosen: Config) -> optax.Schedule | None:

@@ -8,6 +8,8 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
+from fedjax_inv.fit import Evaluations
+from fedjax_inv.objectives import Score
 
 from ..flags.configuration import Config
 from ..flags.flag import (
@@ -187,3 +189,21 @@ def warm_start(chosen: Config, sizes: np.ndarray) -> int:
         largest = int(sizes.max())
         return -(-largest // (chosen.batch_size or largest))
     return int(chosen.warm_start)
+
+
+def evaluations(chosen: Config, score: Score) -> Evaluations:
+    """When runs are evaluated and what stops them, as `fit` takes it."""
+    return Evaluations(
+        chosen.eval_every,
+        chosen.eval_start,
+        score,
+        nonfinite=chosen.nonfinite,
+        by_class=chosen.watch_classes,
+        watched=chosen.watch_examples,
+        warm_start=lambda sizes: warm_start(chosen, sizes),
+        thresholds=chosen.thresholds,
+        stop_above=bool(chosen.stop_above),
+        stop_within=chosen.stop_within or None,
+        stop_centred=chosen.stop_centred,
+        end_at_stop=chosen.after_stop == "end",
+    )

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import platforms, program
+from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
+from fedjax_inv.fit import Plan
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
@@ -26,8 +27,6 @@ from ..flags.flag import (
     flag_error,
     shown,
 )
-from ..flags.names import facts
-from ..parts import machine, training
 from ..parts import network as networks
 from ..running import (
     checkpoints,
@@ -94,10 +93,8 @@ class Runs:
             else self.data.model
         )
         hyper = self.cell.runs[index].hyper
-        plain = assemble.algorithm(
-            self.config, self.cell, model, self.data.task, hyper, training.Sizes()
-        )
-        precision = machine.precision(self.config, facts(self.cell.algorithm).precision)
+        plain = assemble.algorithm(self.config, self.cell, model, self.data.task, hyper)
+        precision = self.plan.experiment.precision
 
         def predict(server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -108,8 +105,12 @@ class Runs:
     @functools.cached_property
     def shapes(self) -> Training:
         """The shapes of the states of all runs."""
-        ready = self.data.prepare(self.cell)
-        return jax.eval_shape(program.make(ready.experiment).init, self.data.data, ready.inputs)
+        return self.plan.program.shapes(self.plan.data, self.plan.inputs)
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How the runs are trained."""
+        return self.data.plan(self.cell)
 
     @functools.cached_property
     def lines(self) -> list[Line]:

@@ -13,58 +13,84 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
+from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
 from ..flags.errors import CONTINUES
-from ..running.selected import Served
+from ..running.log import Log
+from ..running.selected import SelectedStates, Served, of
 
 _STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)
 
 
-class Checkpoints:
-    """The checkpoints of a cell's runs.
+class Resume(Callback):
+    """Continues from the newest checkpoint; stands before the callbacks that read the round."""
+
+    def __init__(self, folder: Path, best: SelectedStates) -> None:
+        """folder: of the checkpoints. best: gets the states that were selected until then."""
+        self._folder, self._best = folder, best
+
+    def begin(self, fitted: Fitted) -> None:
+        """Restores the states. Raises UsageError if they cannot be read."""
+        done = max(rounds(self._folder), default=0)
+        if done:
+            plan = fitted.plan
+            like = plan.program.shapes(plan.data, plan.inputs)
+            personal = plan.build(plan.runs[0].hyper).personal
+            fitted.restore(restore(self._folder, done, like), done)
+            self._best.served = selected(self._folder, done, of(like, personal))
+
+
+class Checkpoints(Callback):
+    """The checkpoints of a cell's runs; stands after the callbacks whose work they must not lack.
 
     While the cell runs, those of the last two rounds stay on the disk, or more with
     --keep_checkpoints.
     """
 
-    def __init__(self, folder: Path, keep: str) -> None:
-        """keep: --keep_checkpoints. Raises UsageError if the folder cannot hold checkpoints."""
-        self._folder = folder
+    def __init__(self, folder: Path, keep: str, every: int, log: Log, best: SelectedStates) -> None:
+        """keep: --keep_checkpoints. every: rounds between them.
+
+        Raises UsageError if the folder cannot hold checkpoints.
+        """
+        self._folder, self._every, self._log, self._best = folder, every, log, best
         self._kept = None if keep == "all" else int(keep)  # None: all
+
+    def begin(self, fitted: Fitted) -> None:
+        """Opens the folder."""
         most = None if self._kept is None else max(2, self._kept)
-        with _written(folder):
+        with _written(self._folder):
             self._manager = ocp.CheckpointManager(
-                folder.absolute(),
+                self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(max_to_keep=most),
                 item_names=ITEMS,
             )
 
-    def latest(self) -> int:
-        """The round of the newest checkpoint, 0 if there is none."""
-        return self._manager.latest_step() or 0
-
-    def save(self, done: int, states: Training, served: Served) -> None:
-        """Writes a checkpoint, in the background."""
+    def evaluated(self, fitted: Fitted) -> None:
+        """Writes a checkpoint in the background, if it is time or the training ends here."""
+        is_end = fitted.is_over or bool(fitted.stopped)
+        if not fitted.length or not (is_end or fitted.round % self._every == 0):
+            return
+        self._log.flush()
         # From the host: of an array on several devices orbax saves slices, and compiles each.
-        items = jax.device_get({_STATES: _plain(_numbers(states)), _SELECTED: _plain(served)})
+        states, served = _plain(_numbers(fitted.stored())), _plain(self._best.served)
+        items = jax.device_get({_STATES: states, _SELECTED: served})
         saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         with _written(self._folder):
-            self._manager.save(done, args=ocp.args.Composite(**saved))
+            self._manager.save(fitted.round, args=ocp.args.Composite(**saved))
 
-    def finish(self) -> None:
-        """Waits until the newest checkpoint is written, and deletes those that shall not stay."""
+    def end(self, fitted: Fitted) -> None:
+        """Waits until all checkpoints are written; at the end deletes those that shall not stay."""
         with _written(self._folder):
             self._manager.wait_until_finished()
-        there = sorted(self._manager.all_steps())
-        for done in there[: -self._kept] if self._kept else []:
-            self._manager.delete(done)
-
-    def close(self) -> None:
-        """Waits until all checkpoints are written."""
+        if fitted.is_over:
+            there = sorted(self._manager.all_steps())
+            for done in there[: -self._kept] if self._kept else []:
+                self._manager.delete(done)
         with _written(self._folder):
             self._manager.close()
 

@@ -13,11 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
+from fedjax_inv.fitted import Fitted
 
 from ..experiment.grid import Cell
 from ..parts import machine
 from ..running import divergence
+from ..running.log import Log
 from ..running.records import Line
 
 _NAME = "tensorboard"
@@ -31,46 +34,64 @@ def check(asked: bool) -> None:
         )
 
 
-class Events:
+class Events(Callback):
     """The events of a cell's runs."""
 
-    def __init__(
-        self, folder: Path, cell: Cell, lines: Sequence[Line], asked: bool, score: str = "accuracy"
-    ) -> None:
-        """folder: the cell's folder. lines: its log so far. asked: whether to write events.
+    def __init__(self, folder: Path, cell: Cell, log: Log, score: str) -> None:
+        """folder: the cell's. log: of the cell; its callback comes before this one.
 
         score: the name of the score.
         """
-        self._score = score
+        self._folder, self._cell, self._log, self._score = folder, cell, log, score
         self._writers: list[Any] = []
-        if not machine.leads():
-            return
-        if not asked:
-            if (folder / _NAME).exists():
-                text = "gets no events of this start; add --tensorboard to write all of them anew"
-                warnings.warn(f"{folder / _NAME} {text}", stacklevel=2)
-            return
-        import tensorboardX  # slow, and optional
 
-        shutil.rmtree(folder / _NAME, ignore_errors=True)
-        places = (str(folder / _NAME / name) for name in run_names(cell))
-        self._writers = [tensorboardX.SummaryWriter(place) for place in places]
-        self.add(lines)
+    def begin(self, fitted: Fitted) -> None:
+        """Writes the events of the log so far."""
+        self._writers = _opened(self._folder, self._cell)
+        _add(self._writers, self._log.lines, self._score)
 
-    def add(self, lines: Sequence[Line]) -> None:
-        """Writes the events of lines of the log."""
-        if not self._writers:
-            return
-        for line in lines:
-            for name, value in scalars(line, self._score):
-                self._writers[line.run].add_scalar(name, value, line.round)
-        for writer in self._writers:
-            writer.flush()
+    def evaluated(self, fitted: Fitted) -> None:
+        """Writes the events of an evaluation."""
+        _add(self._writers, self._log.new, self._score)
 
-    def close(self) -> None:
+    def end(self, fitted: Fitted) -> None:
         """Closes the files."""
         for writer in self._writers:
             writer.close()
+
+
+def write(folder: Path, cell: Cell, lines: Sequence[Line], score: str) -> None:
+    """Writes the events of a finished cell from its log."""
+    writers = _opened(folder, cell)
+    _add(writers, lines, score)
+    for writer in writers:
+        writer.close()
+
+
+def _opened(folder: Path, cell: Cell) -> list[Any]:
+    """The writers of the runs; only the leading process has them."""
+    if not machine.leads():
+        return []
+    import tensorboardX  # slow, and optional
+
+    shutil.rmtree(folder / _NAME, ignore_errors=True)
+    places = (str(folder / _NAME / name) for name in run_names(cell))
+    return [tensorboardX.SummaryWriter(place) for place in places]
+
+
+def _add(writers: Sequence[Any], lines: Sequence[Line], score: str) -> None:
+    for line in lines if writers else ():
+        for name, value in scalars(line, score):
+            writers[line.run].add_scalar(name, value, line.round)
+    for writer in writers:
+        writer.flush()
+
+
+def warn_of_old(folder: Path) -> None:
+    """Warns of events that a start without --tensorboard does not continue."""
+    if machine.leads() and (folder / _NAME).exists():
+        text = "gets no events of this start; add --tensorboard to write all of them anew"
+        warnings.warn(f"{folder / _NAME} {text}", stacklevel=2)
 
 
 def run_names(cell: Cell) -> list[str]:

@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_inv import program
+from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import stored
-from fedjax_inv.types import Cohort, Examples, Variables
+from fedjax_inv.fit import Plan, local_sizes
+from fedjax_inv.types import Examples, Variables
 
 from ..experiment import assemble, grid
-from ..experiment.assemble import Assembled, Prepared
+from ..experiment.assemble import Assembled
 from ..experiment.config import FLAGS, Config, names_of
 from ..experiment.grid import Cell
 from ..flags import errors, outside
 from ..flags.flag import check_run_dir, shown
-from ..parts import machine, participation
+from ..parts import machine
+from ..running import cell as cells
 from ..running import (
     checkpoints,
     divergence,
@@ -33,13 +36,11 @@ from ..running import (
     files,
     initial,
     log,
-    loop,
     provenance,
     records,
 )
 from ..running import folder as folders
-from ..running.ahead import DEPTH, Ahead
-from ..running.signals import Stop, Stopped
+from ..running.signals import Stop
 
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 _AGAIN = "the same command continues"
@@ -157,7 +158,7 @@ class Launch:
     ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
         self._begun, self._label = begun, label
-        self._programs = _Programs(assembled.config, assembled.data, shared)
+        self._programs = _Programs(shared)
         self._is_row = shared is not None  # of a study
         # The rows of a study are resumed without the flag.
         self._how = _AGAIN if self._is_row else "add --resume to continue"
@@ -165,13 +166,13 @@ class Launch:
     def run(self, report: Report, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report."""
         assembled, places = self._assembled, self._places
-        config, cells = assembled.config, assembled.cells
+        config = assembled.config
         with folders.locked(self._folder):
             results = _finished(assembled, places, self._begun)
-            todo = [cell for cell in cells if results[cell.name] is None]
+            todo = [cell for cell in assembled.cells if results[cell.name] is None]
             machine.agree(0)  # no process writes before all have checked
             with Stop() as stop:
-                for cell in cells:
+                for cell in assembled.cells:
                     place = places[cell.name]
                     if results[cell.name] is None:
                         left = todo[todo.index(cell) + 1 :]
@@ -180,11 +181,10 @@ class Launch:
                         if left or self._is_row:  # other rows, or the table of all, may be left
                             _end_if_asked(stop, place)
                     elif config.tensorboard:  # the finished run may lack events
-                        name = assembled.task.score.name
-                        events.Events(place, cell, log.read(place), True, name).close()
+                        events.write(place, cell, log.read(place), assembled.task.score.name)
             if not machine.leads():
                 return ""
-            labels = zip(grid.short_labels(cells), cells, strict=True)
+            labels = zip(grid.short_labels(assembled.cells), assembled.cells, strict=True)
             finished = []
             for label, cell in labels:
                 result = results[cell.name]
@@ -208,34 +208,13 @@ class Launch:
     def _key(self, cell: Cell) -> Hashable:
         return self._folder, cell.name
 
-    def _compiled(self, cell: Cell) -> loop.Job:
-        """The job of a cell whose program is compiled, here or for an earlier cell."""
-        job = self._job(cell)
+    def _compiled(self, cell: Cell) -> Plan:
+        """The plan of a cell whose program is compiled, here or for an earlier cell."""
+        plan = self._programs.plan(self._assembled, cell)
         # A run that continues needs neither a start nor a first evaluation.
-        if not (job.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints")):
-            return loop.compile_ahead(job)
-        return job
-
-    def _job(self, cell: Cell) -> loop.Job:
-        assembled, programs = self._assembled, self._programs
-        ready, compiled, is_old, cohorts = programs.of(assembled, cell)
-        model, hyper = ready.experiment.model, cell.runs[0].hyper
-        algorithm = assemble.algorithm(
-            assembled.config, cell, model, assembled.task, hyper, ready.sizes
-        )
-        return loop.Job(
-            assembled.config,
-            cell,
-            compiled,
-            ready.data,
-            ready.inputs,
-            ready.groups,
-            algorithm.personal,
-            assembled.task.measure,
-            is_old,
-            cohorts,
-            title=self._title(cell),
-        )
+        if plan.is_compiled or checkpoints.rounds(self._places[cell.name] / "checkpoints"):
+            return plan
+        return plan.compile()
 
     def _title(self, cell: Cell) -> str:
         """What lines of progress name a cell."""
@@ -258,19 +237,22 @@ class Launch:
     def _run(self, cell: Cell, ahead: Ahead, stop: Stop) -> records.Result:
         """Runs a cell and returns its result; ends the process if a signal stops it."""
         place = self._places[cell.name]
+        assembled, config = self._assembled, self._assembled.config
         # Its errors leave the folder as it is.
-        job = ahead.take(self._key(cell), lambda: self._job(cell))
-        if self._assembled.config.outside and not job.is_compiled:
-            loop.trace(job)
-        folders.begin(place, self._assembled.config, cell, self._begun(cell))
-        scaling = self._assembled.scaling_record(cell.held_out)
+        plan = ahead.take(self._key(cell), lambda: self._programs.plan(assembled, cell))
+        if config.outside and not plan.is_compiled:
+            plan.trace()
+        folders.begin(place, config, cell, self._begun(cell))
+        scaling = assembled.scaling_record(cell.held_out)
         if scaling is not None:
             files.write_json(place / _INPUTS, scaling)
-        try:
-            return loop.run_cell(job, place, stop)
-        except Stopped as stopped:
-            print(f"{place}: {stopped}; {self._how}", file=sys.stderr)
+        job = cells.Job(config, cell, plan, assembled.task.measure, self._title(cell))
+        fitted, result = cells.train(job, place, stop)
+        if result is None:
+            at = f"stopped after round {fitted.round} of {config.rounds}"
+            print(f"{place}: {at}; {self._how}", file=sys.stderr)
             sys.exit(128 + stop.signal)
+        return result
 
 
 def _end_if_asked(stop: Stop, place: Path) -> None:
@@ -356,7 +338,7 @@ def _finished(
     }
 
 
-def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Hashable, ...]:
+def depends_on(assembled: Assembled, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
     """What a cell's program depends on.
 
     Environments, partitions, the schedule of clients, seeds and the held-out domain change nothing
@@ -366,22 +348,21 @@ def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Ha
     groups = ("data", "environment", "partition", "participation")
     inputs_alone = {"run_dir", "seeds", *(name for group in groups for name in names_of(group))}
     others = config.only([name for name in FLAGS if name not in inputs_alone])
-    num_clients = prepared.inputs.train.size.shape[1]
     # A network that paints its inputs depends on more than their shapes.
     of_data = id(assembled.model) if assembled.dataset.render else config.dataset
-    leaves, structure = jax.tree.flatten((prepared.data, prepared.inputs))
+    leaves, structure = jax.tree.flatten((plan.data, plan.inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     names = tuple(assembled.dataset.classes), assembled.dataset.words
     return (
         cell.label,
         others,
-        *(participation.history(config), config.missing, participation.slots(config, num_clients)),
-        prepared.experiment.num_groups,
+        *(plan.experiment.history, config.missing, plan.cohorts.who.shape[2]),
+        plan.experiment.num_groups,
         assembled.dataset.task,
         of_data,
         names,
-        prepared.sizes,
-        prepared.layout,
+        local_sizes(config.batch_size or None, np.asarray(plan.inputs.train.size)),
+        plan.layout,
         structure,
         shapes,
     )
@@ -390,60 +371,22 @@ def depends_on(assembled: Assembled, cell: Cell, prepared: Prepared) -> tuple[Ha
 class _Programs:
     """The programs of the cells. Cells that differ only in data of the same shapes share one."""
 
-    def __init__(self, config: Config, data: Examples, shared: Shared | None) -> None:
-        self._config, self._data = config, data
+    def __init__(self, shared: Shared | None) -> None:
         self._lock = threading.Lock()  # one thread at a time places
         self._on_devices: dict[Mesh, Examples] = {}
         self._programs = Shared() if shared is None else shared
 
-    @functools.cached_property
-    def _padded(self) -> Examples:
-        return assemble.padded(self._data)
-
-    def of(
-        self, assembled: Assembled, cell: Cell
-    ) -> tuple[Prepared, program.Program, bool, Cohort | None]:
-        """A cell, its program, whether that is old, and the cell's cohorts if they are drawn.
-
-        Data and inputs are on the devices, unless the program reads them from the host.
-        """
+    def plan(self, assembled: Assembled, cell: Cell) -> Plan:
+        """The plan of a cell, with its data and inputs on the devices or read from the host."""
         with self._lock:
-            streams = assembled.streams(cell)
-            prepared = assembled.prepare(cell)
-            if not streams:
-                prepared = self._placed(prepared)
-
-            def make() -> program.Program:
-                return program.make(
-                    prepared.experiment,
-                    client_chunk=machine.at_once(self._config.client_chunk),
-                    run_chunk=machine.at_once(self._config.run_chunk),
-                    layout=prepared.layout,
-                )
-
-            found, is_old = self._programs.get(depends_on(assembled, cell, prepared), make)
-            if not streams:
-                return prepared, found, is_old, None
-            cohorts = loop.drawn(self._config, prepared.inputs)
-            streamed = program.streamed(
-                found,
-                stored.of_arrays(*assembled.data),
-                prepared.inputs,
-                cohorts,
-                prepared.layout,
-                every=self._config.eval_every,
-            )
-            # Its programs are compiled by its first calls, which read the examples, too.
-            return prepared, streamed, True, cohorts
-
-    def _placed(self, prepared: Prepared) -> Prepared:
-        """A cell with its data and inputs on the devices."""
-        layout = prepared.layout
-        if layout.mesh is None:
-            return prepared._replace(data=self._padded)
-        # Cells whose data lie on the same devices use the same.
-        there = None if layout.own else self._on_devices.get(layout.mesh)
-        data, inputs = layout.place(there or self._padded, prepared.inputs)
-        if not layout.own:
-            self._on_devices = {layout.mesh: data}
-        return prepared._replace(data=data, inputs=inputs)
+            plan = assembled.plan(cell)
+            key = depends_on(assembled, cell, plan)
+            found, is_old = self._programs.get(key, lambda: plan.program)
+            plan = plan._replace(program=found, is_compiled=is_old)
+            mesh = plan.layout.mesh
+            if plan.streams or plan.layout.own or mesh is None:
+                return plan.placed()
+            # Cells whose data lie on the same devices use the same.
+            placed = plan._replace(data=self._on_devices.get(mesh, plan.data)).placed()
+            self._on_devices = {mesh: placed.data}
+            return placed

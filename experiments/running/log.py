@@ -5,15 +5,20 @@ The first evaluation is of round 0, before any training, unless --noeval_start l
 
 import json
 import os
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
+from fedjax_inv.fitted import Fitted
 
+from ..experiment.grid import Cell
 from ..parts import machine
-from ..running import files, records
+from ..parts.objective import Measure
+from ..running import files, records, summary
 from ..running.records import Line
 
 _NAME = "metrics.jsonl"
@@ -44,35 +49,55 @@ def read(folder: Path, done: int | None = None) -> list[Line]:
     return lines
 
 
-class Log:
-    """The log of a cell that is running."""
+class Log(Callback):
+    """The log of a cell that is running; `new` are the lines of the last evaluation."""
 
-    def __init__(self, folder: Path, done: int, num_runs: int) -> None:
-        """Keeps the lines up to round `done`, the checkpoint's, and deletes later ones.
+    def __init__(self, folder: Path, cell: Cell, measure: Measure) -> None:
+        """folder: the cell's. measure: how to read the scores."""
+        self._path, self._cell, self._measure = folder / _NAME, cell, measure
+        self.new: list[Line] = []
+
+    def begin(self, fitted: Fitted) -> None:
+        """Keeps the lines up to the checkpoint's round, and deletes later ones.
 
         Raises UsageError if the log does not reach that round.
         """
-        self._path = folder / _NAME
+        folder, done, plan = self._path.parent, fitted.round, fitted.plan
         self.lines = read(folder, done) if done else []
         last = [line.run for line in self.lines if line.round == done]
-        if done and last != [*range(num_runs)]:
+        if done and last != [*range(len(fitted.runs))]:
             text = f"lacks lines of round {done}, which has a checkpoint; put a copy in its place"
             raise UsageError(str(self._path), ..., f"{text}, or delete {folder} to begin anew")
-        self.seconds = self.lines[-1].seconds if self.lines else 0.0
+        self._start = time.monotonic() - (self.lines[-1].seconds if self.lines else 0.0)
+        self._traffic = plan.program.traffic(plan.data, plan.inputs)
         files.write(self._path, _texts(self.lines))
 
-    def append(self, lines: Sequence[Line]) -> list[Line]:
-        """Adds the lines of one evaluation, and returns them with totals over all rounds.
+    def evaluated(self, fitted: Fitted) -> None:
+        """Adds the lines of an evaluation, with totals over all rounds."""
+        assert fitted.outcome is not None
+        evaluations = fitted.plan.evaluations
+        new = summary.lines(
+            self._cell,
+            fitted.plan.groups,
+            fitted.outcome,
+            self._traffic,
+            done=fitted.round,
+            length=fitted.length,
+            seconds=time.monotonic() - self._start,
+            drops=evaluations.nonfinite == "drop",
+            measure=self._measure,
+            end_at_stop=evaluations.end_at_stop,
+        )
+        self.append(new)
 
-        lines: one per run; their `bytes`, `dropped` and `diverged` are of the last segment alone.
-        """
+    def append(self, lines: Sequence[Line]) -> None:
+        """Adds lines, one per run, whose `bytes`, `dropped` and `diverged` are of a segment."""
         before = {line.run: line for line in self.lines[-len(lines) :]}
-        added = [_added(line, before.get(line.run)) for line in lines]
-        self.lines += added
+        self.new = [_added(line, before.get(line.run)) for line in lines]
+        self.lines += self.new
         if machine.leads():
             with open(self._path, "a") as file:
-                file.write(_texts(added))
-        return added
+                file.write(_texts(self.new))
 
     def flush(self) -> None:
         """Waits until the lines are on the disk, so that no checkpoint lacks its lines."""

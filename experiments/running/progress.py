@@ -3,7 +3,6 @@
 import contextlib
 import math
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +10,12 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from fedjax_inv.callbacks import Callback
+from fedjax_inv.fitted import Fitted
+
 from ..parts import machine
 from ..running import divergence
+from ..running.log import Log
 from ..running.records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -20,45 +23,52 @@ _EXPLODED = 1e4  # a loss that has grown by this factor tells of steps that are 
 _LINES = 20  # the most lines about a cell's evaluations, besides the first and the last
 
 
-class Progress:
+class Progress(Callback):
     """The progress of a cell; only the leading process shows it."""
 
-    def __init__(self, title: str, rounds: int, done: int) -> None:
-        """title: the cell's. rounds: how many there are. done: how many are over already."""
-        self._title, self._rounds, self._done = title, rounds, done
+    def __init__(self, title: str, log: Log) -> None:
+        """title: the cell's. log: of the cell; its callback comes before this one."""
+        self._title, self._log = title, log
         self._num_diverged = 0
         self._limit = math.inf  # the loss above which there is a warning; NaN after it
         self._bar: tqdm | None = None
+
+    def begin(self, fitted: Fitted) -> None:
+        """Says that the programs compile, if they are new."""
+        self._rounds, self._first, self._done = fitted.plan.rounds, fitted.round, fitted.round
+        self._listening, self._start = contextlib.ExitStack(), time.monotonic()
+        self._compiled: list[float] | None = None  # when compilations ended; None: all are known
+        if not (fitted.plan.is_compiled or fitted.is_over):
+            self.tell("compiling")
+            self._compiled = self._listening.enter_context(compilations())
+
+    def evaluated(self, fitted: Fitted) -> None:
+        """Shows an evaluation: means over the runs that have not diverged.
+
+        It also shows how many runs have diverged, and names their settings when they change.
+        """
+        if fitted.round > self._first and self._compiled is not None:
+            self._listening.close()
+            if self._compiled:
+                self.tell(f"compiled in {self._compiled[-1] - self._start:.1f} s")
+            self._compiled = None
+        if self._bar is None and machine.leads() and sys.stderr.isatty():
+            at = self._done
+            self._bar = tqdm(total=self._rounds, initial=at, desc=self._title, unit="round")
+        self._show(fitted.round, self._log.new)
+
+    def end(self, fitted: Fitted) -> None:
+        """Ends the bar, which stays on the terminal."""
+        self._listening.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def tell(self, text: str) -> None:
         """Prints a line, above the bar if there is one."""
         if machine.leads():
             tqdm.write(f"{self._title}: {text}", file=sys.stderr)
 
-    @contextlib.contextmanager
-    def compiling(self, what: str, likely: bool) -> Iterator[None]:
-        """Prints how long the compilation in the `with` block took, if anything was compiled.
-
-        likely: whether to print a line in advance, too, and to look at compilations of all threads.
-        """
-        if likely:
-            self.tell(f"compiling {what}")
-        start = time.monotonic()
-        with compilations(here=not likely) as ends:
-            yield
-        if ends:
-            self.tell(f"compiled {what} in {ends[-1] - start:.1f} s")
-
-    def start(self) -> None:
-        """Shows the bar, if stderr is a terminal."""
-        if self._bar is None and machine.leads() and sys.stderr.isatty():
-            self._bar = tqdm(total=self._rounds, initial=self._done, desc=self._title, unit="round")
-
-    def evaluated(self, done: int, lines: Sequence[Line]) -> None:
-        """Shows an evaluation after `done` rounds: means over the runs that have not diverged.
-
-        It also shows how many runs have diverged, and names their settings when they change.
-        """
+    def _show(self, done: int, lines: Sequence[Line]) -> None:
         finite = [line for line in lines if not line.diverged]
         num_diverged = len(lines) - len(finite)
         if num_diverged > self._num_diverged:
@@ -92,25 +102,18 @@ class Progress:
     def _part(self, done: int) -> int:
         return _LINES * done // self._rounds
 
-    def close(self) -> None:
-        """Ends the bar, which stays on the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-
 
 @contextlib.contextmanager
-def compilations(*, here: bool = False) -> Iterator[list[float]]:
+def compilations() -> Iterator[list[float]]:
     """The times, by `time.monotonic`, at which compilations in the `with` block end.
 
-    here: whether only those of this thread count.
     They come from an event of JAX; a JAX without this event gives no times.
     """
     ends: list[float] = []
-    thread = threading.get_ident()
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
         del duration_secs, about
-        if event == _COMPILED and not (here and threading.get_ident() != thread):
+        if event == _COMPILED:
             ends.append(time.monotonic())
 
     try:

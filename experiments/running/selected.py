@@ -6,10 +6,13 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_inv.callbacks import Callback
+from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
 from fedjax_inv.types import Array, Tree
 
 from .. import selection
+from ..running.log import Log
 from ..running.records import Line
 from ..selection import Rule
 
@@ -33,28 +36,42 @@ def none(like: Served) -> Served:
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
 
-class SelectedStates:
+class SelectedStates(Callback):
     """The state of each run at the evaluation that a rule picks among all so far.
 
     The choice depends only on the lines of the log, so a resumed run makes the same choice. A state
     that was not stored when its evaluation was new is lost; then `round` is another round or 0.
     """
 
-    def __init__(self, rule: Rule, lines: Sequence[Line], served: Served) -> None:
-        """lines: those of the log so far. served: the states selected so far."""
-        self._rule, self.served = rule, served
+    def __init__(self, rule: Rule, log: Log) -> None:
+        """log: of the cell; its callback comes before this one."""
+        self._rule, self._log, self._personal = rule, log, False
         self._lines: dict[int, list[Line]] = {}
-        for line in lines:
+        self.served: Served | None = None  # the states selected so far; None: none yet
+
+    def begin(self, fitted: Fitted) -> None:
+        """Looks at the lines of the log so far."""
+        plan = fitted.plan
+        self._personal = plan.build(plan.runs[0].hyper).personal
+        self.shapes = of(plan.program.shapes(plan.data, plan.inputs), self._personal)
+        if self.served is None:
+            self.served = none(self.shapes)
+        for line in self._log.lines:
             self._add(line)
 
-    def look(self, lines: Sequence[Line], states: Callable[[], Training], personal: bool) -> None:
-        """Stores the states of the runs whose newest line is picked. lines: one per run."""
+    def evaluated(self, fitted: Fitted) -> None:
+        """Stores the states of the runs whose newest line is picked."""
+        if fitted.round:
+            self.look(self._log.new, fitted.stored)
+
+    def look(self, lines: Sequence[Line], states: Callable[[], Training]) -> None:
+        """Stores the states of the runs whose line is picked. lines: one per run."""
         picked = np.array([self._is_picked(line) for line in lines])
         if not picked.any():
             return
         # The round in the state also counts the empty rounds that fill the last segment.
         done = np.array([line.round for line in lines], np.int32)
-        now = jax.device_get(of(states(), personal))._replace(round=done)
+        now = jax.device_get(of(states(), self._personal))._replace(round=done)
 
         def chosen(new: np.ndarray, old: np.ndarray) -> np.ndarray:
             # New arrays, because orbax may still be writing the old ones.

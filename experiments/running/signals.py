@@ -8,14 +8,14 @@ from types import FrameType
 
 from tqdm import tqdm
 
+from fedjax_inv.callbacks import Callback
+from fedjax_inv.fitted import Fitted
+
 from ..flags.errors import CONTINUES
+from ..parts import machine
 
 
-class Stopped(Exception):
-    """A run stopped because of a signal, after it wrote a checkpoint."""
-
-
-class Stop:
+class Stop(Callback):
     """Inside its `with` block SIGINT, SIGTERM and SIGHUP ask for a stop at the end of the segment.
 
     SIGHUP comes when a terminal closes; under nohup, which ignores it, it asks for nothing.
@@ -40,6 +40,13 @@ class Stop:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._writer)  # the thread ends
+
+    def evaluated(self, fitted: Fitted) -> str:
+        """Ends the training after a signal, of whichever process."""
+        # A signal that comes while the processes agree is for the next segment.
+        if asked := machine.agree(self.signal):
+            self.signal = asked
+        return "signal" if asked else ""
 
     def _listen(self) -> None:
         while number := os.read(self._reader, 1):

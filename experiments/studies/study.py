@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
+from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
 from .. import comparison, report, selection, tables
@@ -27,7 +28,6 @@ from ..flags.command import Binary
 from ..flags.flag import check, check_known, flag, flags_of
 from ..parts import machine
 from ..running import divergence, files, launch, log, records
-from ..running.ahead import DEPTH, Ahead
 from ..running.records import Line, Result, RunResult, Sweep
 from ..studies import drawings
 from ..tables import Part

@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.dataset import Dataset, check_dataset, for_texts, holds_finite
-from fedjax_inv.data.federation import Partition, Split
+from fedjax_inv.data.federation import Partition, Split, Splits
 from fedjax_inv.types import Examples, Tree
 
 _LARGE = 127  # above it, numbers of 8 bits may be pixels
@@ -273,24 +273,22 @@ def _check_validation(validation: float) -> None:
         raise UsageError("validation", validation, "must be at least 0 and below 1")
 
 
-def splits_of_dataset(
+def of_dataset(
     dataset: Dataset,
     *,
-    partition: Partition | None,
-    held_out: str | None,
-    validation: float,
-    seeds: Sequence[int],
-) -> tuple[Examples, Mapping[int, Split]]:
-    """Return the examples of a data set, and its split for each seed by `federation.split`.
+    partition: Partition | None = None,
+    held_out: str | None = None,
+    validation: float = 0.0,
+) -> Callable[[Sequence[int]], Splits]:
+    """Return seeds -> the examples of a data set and its splits, as `fit` takes them.
 
     Args:
       dataset: a data set.
       partition: deals rows to clients. None: each user is a client, or each domain if users are
         not known.
       held_out: the name of the domain that is held out for the test, or None.
-      validation: as in `federation.split`.
-      seeds: the seeds of the splits. Those of `federation.split` are larger by 2**31, so that they
-        differ from the seeds with which the data set's domains may have been drawn.
+      validation: as in `federation.split`, whose seeds are larger by 2**31: they differ from
+        the seeds with which the data set's domains may have been drawn.
 
     Raises:
       UsageError: for fields that do not fit each other, as `federation.split` does, and if there is
@@ -302,7 +300,12 @@ def splits_of_dataset(
     data = federations.examples(x, y)
     deal = partition or _by_user_or_domain(dataset, held_out)
     split = functools.partial(federations.split, held_out=held_out, validation=validation)
-    return data, {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
+
+    def of_seeds(seeds: Sequence[int]) -> Splits:
+        dealt = {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
+        return Splits(data, dealt)
+
+    return of_seeds
 
 
 def _by_user_or_domain(dataset: Dataset, held_out: str | None) -> Partition:

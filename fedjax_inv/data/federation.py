@@ -1,6 +1,6 @@
 """Federations from arrays or a data set: which client holds which examples for which purpose."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -12,7 +12,7 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import partitions
 from fedjax_inv.data.dataset import Dataset, Originals, check_classes, originals
-from fedjax_inv.types import Array, Examples, Federation, Tree
+from fedjax_inv.types import Array, Examples, Federation, Tree, Variables
 
 BY_CLASS = ("dirichlet", "shards")  # partitions that need classes
 # (rows to deal [m], generator) -> one array of rows per client
@@ -28,6 +28,17 @@ class Split(NamedTuple):
     domain: np.ndarray  # [C] int32, the domain of a training client, -1 if it holds several
     test_domain: np.ndarray  # [1] int32, the held-out domain, -1 for none
     domains: tuple[str, ...]
+
+
+class Splits(NamedTuple):
+    """The examples of all clients, and how each seed deals them; what else differs by seed."""
+
+    data: Examples
+    of_seed: Mapping[int, Split]
+    variables: Mapping[int, Variables] | None = None  # to start from; None: drawn by the seed
+    scaling: Mapping[int, Any] | None = None  # `models.Scaling` of the inputs; None: there is none
+    source: np.ndarray | None = None  # of clients with wrong labels, as in `test_shards`
+    num_classes: int = 0  # K, for evaluations by class
 
 
 def examples(x: Tree, y: Tree) -> Examples:

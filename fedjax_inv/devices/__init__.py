@@ -30,11 +30,14 @@ from fedjax_inv.devices.ownership import owner as owner
 from fedjax_inv.devices.placement import CLIENTS as CLIENTS
 from fedjax_inv.devices.placement import RUNS as RUNS
 from fedjax_inv.devices.placement import ClientShards as ClientShards
+from fedjax_inv.devices.placement import Devices as Devices
 from fedjax_inv.devices.placement import Layout as Layout
 from fedjax_inv.devices.placement import SharedExamples as SharedExamples
 from fedjax_inv.devices.placement import is_shards as is_shards
 from fedjax_inv.devices.placement import local_view as local_view
+from fedjax_inv.devices.placement import memory as memory
 from fedjax_inv.devices.placement import mesh as mesh
 from fedjax_inv.devices.placement import on_host as on_host
 from fedjax_inv.devices.placement import part as part
 from fedjax_inv.devices.placement import shape_of_mesh as shape_of_mesh
+from fedjax_inv.devices.placement import too_large as too_large

@@ -14,6 +14,7 @@ from jax import Device
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_inv import checks, platforms
 from fedjax_inv.data.federation import rows_of
 from fedjax_inv.devices import axis as axes
 from fedjax_inv.devices.ownership import clients_per_device, owner
@@ -357,6 +358,65 @@ class Layout(NamedTuple):
             return on_host(array)[: self.num_runs]
 
         return jax.tree.map(leaf, tree)
+
+
+_PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
+_PART_FOR_STREAM = 0.7  # of the memory; examples that need more stay on the host
+
+
+class Devices(NamedTuple):
+    """The devices that runs may use, and what each of them holds and trains at once."""
+
+    # How many; None: all that help and fit into memory. If JAX has not computed anything yet, each
+    # core of a CPU becomes a device.
+    number: int | None = None
+    # Whether a device holds only the examples and states of its own clients; None: where several
+    # devices share the clients of a run and all of these attend.
+    own: bool | None = None
+    # Whether the examples stay on the host, but for those of the next rounds; None: if they do not
+    # fit into memory and there is one process.
+    stream: bool | None = None
+    client_chunk: int | None = None  # clients trained at once, 0 for all; None: 1 on CPUs, else all
+    run_chunk: int | None = None  # the same for runs; fewer need less memory
+    precision: str | None = None  # of products, of `platforms.PRECISIONS`; None: the algorithm's
+    quick_to_compile: bool = False  # in less time, to code for CPUs that runs longer
+
+    def streams(self, num_clients: int, num_bytes: int) -> bool:
+        """Return whether examples of so many bytes stay on the host.
+
+        A single client, which may hold the pooled examples of all, needs them all at once.
+        """
+        if self.stream is not None or num_clients == 1 or jax.process_count() > 1:
+            return bool(self.stream)
+        return too_large(num_bytes)
+
+    def layout(self, num_runs: int, num_slots: int, num_clients: int, num_bytes: int) -> Layout:
+        """Return the layout of R runs, S slots and C clients with examples of so many bytes.
+
+        Raises UsageError if there are too few devices.
+        """
+        used, own, copied = platforms.devices(self.number), self.own, num_bytes
+        if self.streams(num_clients, num_bytes):
+            own, copied = False, 0
+        while True:
+            found = Layout.of(used, num_runs, num_slots, num_clients, own)
+            copies = found.run_devices * (1 if found.own else found.client_devices)
+            # The devices of a CPU have one memory: by default it takes fewer.
+            is_fixed = self.number is not None or jax.process_count() > 1 or len(used) == 1
+            if is_fixed or not platforms.on_cpu() or copies * copied <= _PART_FOR_DATA * memory():
+                return found
+            used = used[:-1]
+
+
+def too_large(num_bytes: int) -> bool:
+    """Return whether so many bytes do not fit into memory beside what computes on them."""
+    return num_bytes > _PART_FOR_STREAM * memory()
+
+
+def memory() -> int:
+    """Return the memory in bytes of this process's first device, or of the machine."""
+    stats = jax.local_devices()[0].memory_stats()
+    return (stats or {}).get("bytes_limit", 0) or platforms.machine_bytes()
 
 
 def _evenly(number: int, num_devices: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices
+from fedjax_inv import devices, platforms
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.devices import ClientShards, SharedExamples
@@ -223,4 +223,5 @@ def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
       The cohorts, [R, T, S].
     """
     seeds = devices.on_host(inputs.seed)
-    return jax.jit(jax.vmap(lambda seed: schedule(schedule_key(seed))))(seeds)
+    of_seeds = jax.vmap(lambda seed: schedule(schedule_key(seed)))
+    return jax.jit(of_seeds, compiler_options=platforms.quick_to_compile())(seeds)

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
+from fedjax_inv.fit import Plan
 from fedjax_inv_experiments import report
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.running import launch, loop, progress
-from fedjax_inv_experiments.running.ahead import Ahead
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import launch, progress
 from runs import metrics, no_figures
 
 run = functools.partial(launch.run, in_folders=True, report=report.write)
@@ -75,10 +77,10 @@ def test_setting_up_compiles_next_to_nothing(tmp_path: Path) -> None:
     chosen = tiny(tmp_path, seeds=(0, 1, 2, 3), rounds=7, widths=(5,), held_out="60")
     with progress.compilations() as ends:
         assembled = assemble.assemble(chosen)
-        prepared = [assembled.prepare(cell) for cell in assembled.cells]
-        assemble.cohorts(chosen, prepared[0].inputs, 7)
+        for cell in assembled.cells:
+            assembled.plan(cell)
     # The examples and their labels are placed, and the cohorts are drawn.
-    assert len(ends) <= 3
+    assert len(ends) <= 2 + len(assembled.cells)
 
 
 @pytest.mark.slow
@@ -86,27 +88,26 @@ def test_programs_compile_ahead_and_give_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second cell compiles nothing itself, and is as in a launch where nothing is ahead."""
-    compiled: dict[str, list[float]] = {}
+    compiled: dict[str, bool] = {}
     ahead: list[str] = []
-    run_cell, compile_ahead = loop.run_cell, loop.compile_ahead
+    train, compile_ahead = cells.train, Plan.compile
 
-    def listening(job: loop.Job, *others: Any) -> object:
-        with progress.compilations(here=True) as ends:
-            result = run_cell(job, *others)
-        compiled[job.cell.algorithm] = ends
+    def listening(job: cells.Job, *others: Any) -> object:
+        with progress.compilations() as ends:
+            result = train(job, *others)
+        compiled[job.cell.algorithm] = bool(ends)
         return result
 
-    def recorded(job: loop.Job) -> loop.Job:
-        ahead.append(job.cell.algorithm)
-        return compile_ahead(job)
+    def recorded(plan: Plan) -> Plan:
+        ahead.append("fedprox")
+        return compile_ahead(plan)
 
-    monkeypatch.setattr(loop, "run_cell", listening)
-    monkeypatch.setattr(loop, "compile_ahead", recorded)
+    monkeypatch.setattr(cells, "train", listening)
+    monkeypatch.setattr(Plan, "compile", recorded)
     with no_figures():
         run(tiny(tmp_path / "both"), tmp_path / "both")
         assert ahead == ["fedprox"]
-        assert len(compiled["fedprox"]) < len(compiled["fedavg"])
-        assert not compiled["fedprox"]
+        assert compiled == {"fedavg": True, "fedprox": False}
         run(tiny(tmp_path / "alone", algorithm=("fedprox",)), tmp_path / "alone")
         assert ahead == ["fedprox"]
     assert metrics(tmp_path / "both" / "fedprox-75") == metrics(tmp_path / "alone" / "fedprox-75")

@@ -17,7 +17,7 @@ from fedjax_inv_experiments.experiment import assemble, command_line, config, gr
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.flags.command import Binary
 from fedjax_inv_experiments.parts import method
-from fedjax_inv_experiments.running import loop
+from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import cafe, fedipg
 
 ROOT = Path(__file__).parents[2]
@@ -135,7 +135,7 @@ def test_a_bad_command_is_one_line_and_leaves_nothing(
         raise AssertionError("trained before the input was checked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "run_cell", refuse)
+    monkeypatch.setattr(cells, "train", refuse)
     before = sorted(data.rglob("*"))
     with pytest.raises(SystemExit) as ended:
         run(command.replace("{data}", str(data)))

@@ -15,11 +15,12 @@ import runs
 from fedjax_inv import models, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.parts import data as data_flags
 from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.parts import optimizers, participation, training
+from fedjax_inv_experiments.parts import participation, training
 from test_weights import WIDTHS, torchvision
 
 
@@ -29,11 +30,14 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
-    chain = optimizers.regularised(optax.sgd(0.5), weight_decay=0.1, clip=5.0)
+    chosen = config.of(weight_decay=0.1, clip=5.0)
+    chain = (
+        LocalTraining(**training.steps(chosen))
+        .work(training.values(chosen) | {"learning_rate": 0.5})
+        .optimizer
+    )
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
     chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
-    plain = optax.sgd(0.5)
-    assert optimizers.regularised(plain, 0.0, 0.0) is plain
 
 
 @pytest.mark.parametrize(
@@ -41,7 +45,9 @@ def test_clipping_comes_before_the_decay() -> None:
 )
 def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     def momentum(**others: Any) -> Any:
-        return training.work(config.of(**settings, **others), 0.1, training.Sizes()).momentum
+        chosen = config.of(**settings, **others)
+        values = training.values(chosen) | {"learning_rate": 0.1}
+        return LocalTraining(**training.steps(chosen)).work(values).momentum
 
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0
@@ -52,8 +58,7 @@ def cohort(num_rounds: int, **changes: Any) -> Cohort:
     """Of one run of six clients, all rounds."""
     chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
     assembled = assemble.assemble(chosen)
-    drawn = assemble.cohorts(chosen, assembled.prepare(assembled.cells[0]).inputs, num_rounds)
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[0], drawn)
+    return jax.tree.map(lambda leaf: leaf[0], assembled.plan(assembled.cells[0]).cohorts)
 
 
 def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
@@ -71,7 +76,7 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert not first.delay[0].any()
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
     assembled = assemble.assemble(config.of(**flags))
-    assert assembled.prepare(assembled.cells[0]).experiment.history == 3
+    assert assembled.plan(assembled.cells[0]).experiment.history == 3
 
 
 def test_classes_with_a_long_tail() -> None:
@@ -104,7 +109,7 @@ def test_clients_that_upload_rarely() -> None:
     assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
     assert not stale.delay[:, share == 1].any()
     assembled = assemble.assemble(config.of(late="stale", longest_delay=4, **flags))
-    assert assembled.prepare(assembled.cells[0]).experiment.history == 5
+    assert assembled.plan(assembled.cells[0]).experiment.history == 5
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
 
@@ -133,9 +138,7 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
         slow=("0:3",),
     )
     assembled = assemble.assemble(chosen)
-    pooled, averaged = (
-        assemble.cohorts(chosen, assembled.prepare(cell).inputs, 10) for cell in assembled.cells
-    )
+    pooled, averaged = (assembled.plan(cell).cohorts for cell in assembled.cells)
     assert pooled.present.all()
     assert not pooled.delay.any()
     assert not averaged.present.all()
@@ -273,9 +276,9 @@ def test_accelerators_are_told_how_many_batches_all_clients_have(
     platform: str, batch_size: int, of_clients: list[list[int]], known: int | None
 ) -> None:
     with platforms.traced_for(platform):
-        sizes = training.sizes(config.of(batch_size=batch_size), np.array(of_clients))
+        sizes = local_sizes(batch_size or None, np.array(of_clients))
     capacity = 1 if batch_size else 64  # rows of a full batch
-    assert sizes == training.Sizes(capacity, num_batches=known)
+    assert sizes == (capacity, known)
 
 
 @pytest.mark.slow

@@ -58,11 +58,11 @@ def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.slow
 def test_four_devices_give_what_one_gives(on_one: Ran, on_four: Ran) -> None:
-    x = on_four.job.data.x
+    x = on_four.job.plan.data.x
     assert len(x.sharding.device_set) == 4
     # Two seeds deal the examples to other clients each.
     on_a_device = [shard.data.shape[1] for shard in x.addressable_shards]
-    assert max(on_a_device) < 0.55 * len(on_one.job.data.y)
+    assert max(on_a_device) < 0.55 * len(on_one.job.plan.data.y)
     assert_same_run(on_one.folder, on_four.folder)
     for one, four in zip(on_one.runs, on_four.runs, strict=True):
         (met, unmet), (same, also_unmet) = one["stops"], four["stops"]
@@ -88,7 +88,7 @@ def test_the_flag_says_what_devices_hold() -> None:
         assembled = assemble.assemble(config.of(**flags))
         # No device holds all of them beside.
         assert isinstance(assembled.data.y, np.ndarray)
-        found = assembled.layout(assembled.cells[0])
+        found = assembled.plan(assembled.cells[0]).layout
         assert (found.run_devices, found.client_devices) == (1, 2)
         return found.own
 

@@ -3,6 +3,7 @@
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -76,14 +77,20 @@ def test_progress_is_of_the_runs_that_have_not_diverged(
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", screen)
-    progress = Progress("fedavg", 20, 0)
-    progress.start()
-    progress.evaluated(0, lines({0.01: (set(), 0.6), 0.1: (set(), 0.9), 1.0: (set(), 0.9)}))
-    for done in (5, 10):
-        progress.evaluated(done, lines(RATES))
-    for done in (15, 20):
-        progress.evaluated(done, lines(ALL))
-    progress.close()
+    seen: Any = SimpleNamespace(new=[])
+    fitted: Any = SimpleNamespace(
+        round=0, is_over=False, plan=SimpleNamespace(rounds=20, is_compiled=True)
+    )
+    progress = Progress("fedavg", seen)
+    progress.begin(fitted)
+    first = lines({0.01: (set(), 0.6), 0.1: (set(), 0.9), 1.0: (set(), 0.9)})
+    for fitted.round, seen.new in (
+        (0, first),
+        *((done, lines(RATES)) for done in (5, 10)),
+        *((done, lines(ALL)) for done in (15, 20)),
+    ):
+        progress.evaluated(fitted)
+    progress.end(fitted)
     text = screen.getvalue()
     settings = divergence.text(lines(RATES))
     assert text.count(f"fedavg: round 5: {settings}; the numbers below are of the others\n") == 1

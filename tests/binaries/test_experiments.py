@@ -25,11 +25,12 @@ from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags.errors import Diverged
 from fedjax_inv_experiments.parts import watching
+from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, loop, records
+from fedjax_inv_experiments.running import log, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
-from runs import Ran, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
+from runs import Ran, changed, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
 from runs import line as line_of
 
 TINY = config.of(
@@ -66,12 +67,16 @@ def flags(folder: Path, **changes: Any) -> Config:
     return config.changed(TINY, run_dir=str(folder), **changes)
 
 
-def with_rate(job: loop.Job, rate: float) -> loop.Job:
+def with_rate(job: cells.Job, rate: float) -> cells.Job:
     """The job with another learning rate, which is an input of its program."""
-    rates = jnp.full_like(job.inputs.hyper["learning_rate"], rate)
-    return job._replace(
-        inputs=job.inputs._replace(hyper=job.inputs.hyper | {"learning_rate": rates})
-    )
+    inputs = job.plan.inputs
+    rates = jnp.full_like(inputs.hyper["learning_rate"], rate)
+    return with_inputs(job, hyper=inputs.hyper | {"learning_rate": rates})
+
+
+def with_inputs(job: cells.Job, **others: Any) -> cells.Job:
+    """The job with other inputs of its program."""
+    return job._replace(plan=job.plan._replace(inputs=job.plan.inputs._replace(**others)))
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +97,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[loop.Job], int]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[cells.Job], int]:
     """A grid of FedIPG whose runs all train at once, the trained one and diverging ones among them;
     its last segments are filled up. The folder, the jobs, and how often a round was traced."""
     folder, traced, step = tmp_path_factory.mktemp("grid"), [], rounds.step
@@ -182,8 +187,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
 
 
 def test_a_run_without_round_0_is_the_same_otherwise(trained: Ran, tmp_path: Path) -> None:
-    chosen = config.changed(trained.job.config, eval_start=False)
-    folder = go_on(trained.job._replace(config=chosen), tmp_path / "run")
+    folder = go_on(changed(trained.job, eval_start=False), tmp_path / "run")
     assert metrics(folder) == [line for line in metrics(trained.folder) if line["round"]]
 
 
@@ -210,7 +214,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
 ) -> None:
     own: Ran = request.getfixturevalue(name)
     is_game = name == "game"
-    config, (data, inputs) = own.job.config, (own.job.data, own.job.inputs)
+    config, (data, inputs) = own.job.config, (own.job.plan.data, own.job.plan.inputs)
     made = assemble.assemble(config)
     for line in metrics(own.folder)[: len(own.job.cell.runs)]:
         assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
@@ -256,8 +260,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_p
     whole = sampled
     chosen = config.changed(whole.job.config, resume=True)
     half = chosen.eval_every
-    shorter = config.changed(chosen, rounds=half)
-    folder = go_on(whole.job._replace(config=shorter), tmp_path / "run")
+    folder = go_on(changed(whole.job, rounds=half), tmp_path / "run")
     before = Ran(folder, whole.job).runs
     assert {run["last"]["round"] for run in before} == {half}
     assert folders.finished(chosen, whole.job.cell, folder, lambda: start_of(whole.job)) is None
@@ -272,7 +275,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_p
 
 
 def test_one_trace_serves_all_segments_and_held_out_domains(
-    swept: tuple[Path, list[loop.Job], int],
+    swept: tuple[Path, list[cells.Job], int],
 ) -> None:
     folder, seen, traced = swept
     assert traced == 1
@@ -282,16 +285,16 @@ def test_one_trace_serves_all_segments_and_held_out_domains(
         assert [line["round"] for line in lines[::12]] == [0, 4, 6]
 
 
-def test_every_seed_deals_anew(swept: tuple[Path, list[loop.Job], int]) -> None:
+def test_every_seed_deals_anew(swept: tuple[Path, list[cells.Job], int]) -> None:
     for job in swept[1]:
-        held = job.inputs.train
+        held = job.plan.inputs.train
         for run, each in enumerate(job.cell.runs):
             same = np.array_equal(held.order[run], held.order[0])
             assert same == (each.seed == job.cell.runs[0].seed)
 
 
 def test_runs_of_a_grid_are_what_they_are_alone(
-    swept: tuple[Path, list[loop.Job], int], trained: Ran
+    swept: tuple[Path, list[cells.Job], int], trained: Ran
 ) -> None:
     """Nor do the rounds change anything that fill up the last segment."""
     folder = swept[0] / "fedipg-80"
@@ -313,7 +316,7 @@ def test_runs_of_a_grid_are_what_they_are_alone(
 
 
 def test_a_marked_run_is_never_selected(
-    swept: tuple[Path, list[loop.Job], int], tmp_path: Path
+    swept: tuple[Path, list[cells.Job], int], tmp_path: Path
 ) -> None:
     folder, *_ = swept
     result = records.read(folder / "fedipg-80" / "result.json", Result)
@@ -335,7 +338,7 @@ def test_a_marked_run_is_never_selected(
 
 
 def test_a_sweep_keeps_finished_cells(
-    swept: tuple[Path, list[loop.Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept: tuple[Path, list[cells.Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen, _ = swept
     folder = tmp_path / "run"
@@ -350,14 +353,14 @@ def test_a_sweep_keeps_finished_cells(
     shutil.rmtree(folder / "fedipg-40")
     again = []
 
-    def run_cell(job: loop.Job, place: Path, stop: Stop) -> Result:
+    def train_cell(job: cells.Job, place: Path, stop: Stop) -> tuple[Any, Result]:
         """Finishes a cell without computing."""
         del stop
         again.append(grid.folder_name(job.cell.name))
         shutil.copytree(before / grid.folder_name(job.cell.name), place, dirs_exist_ok=True)
-        return records.read(place / "result.json", Result)
+        return None, records.read(place / "result.json", Result)
 
-    monkeypatch.setattr(loop, "run_cell", run_cell)
+    monkeypatch.setattr(cells, "train", train_cell)
     with no_figures():
         told = sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
     assert "leave out" not in told
@@ -459,22 +462,18 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
     assert row == ["a", "30.0", "diverged", "", "", "", "", "1 of 2"]
 
 
-def ready(chosen: Config, held_out: str) -> tuple[Cell, Any, assemble.Prepared]:
-    """The only cell of some flags, the examples, and what is to be compiled."""
-    made = assemble.assemble(config.changed(chosen, held_out=held_out))
-    (cell,) = made.cells
-    return cell, made.data, made.prepare(cell)
-
-
 @pytest.mark.slow
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
-        _, data, (experiment, inputs, *_) = ready(chosen, "40")
-        made = program.make(experiment, client_chunk=10, run_chunk=1)
-        training = jax.eval_shape(made.init, data, inputs)
-        cohorts = assemble.cohorts(chosen, inputs, 2)
-        analysis = made.rounds.lower(data, inputs, training, cohorts).compile().memory_analysis()
+        assembled = assemble.assemble(config.changed(chosen, held_out="40"))
+        (cell,) = assembled.cells
+        plan = assembled.plan(cell)
+        made = program.make(plan.experiment, client_chunk=10, run_chunk=1)
+        arguments = plan.data, plan.inputs
+        training = jax.eval_shape(made.init, *arguments)
+        lowered = made.rounds.lower(*arguments, training, plan.part(0))
+        analysis = lowered.compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
 
@@ -499,13 +498,13 @@ def flat(domains: dict[str, dict[str, Any]]) -> dict[str, float]:
 def test_a_stop_tells_what_there_was_in_its_round(
     game: Ran, tmp_path: Path, warm_start: int
 ) -> None:
-    inputs = game.job.inputs
+    inputs = game.job.plan.inputs
     assert inputs.watched is not None
     assert inputs.watched.warm_start.tolist() == [4, 4, 4]
     folder = game.folder
     if warm_start != 4:
         later = inputs.watched._replace(warm_start=jnp.full(3, warm_start, jnp.int32))
-        job = game.job._replace(inputs=inputs._replace(watched=later))
+        job = with_inputs(game.job, watched=later)
         folder = go_on(job, tmp_path / "run")
     for index, run in enumerate(Ran(folder, game.job).runs):
         mine = [line for line in metrics(folder) if line["run"] == index]
@@ -576,13 +575,10 @@ def test_the_rounds_that_fill_up_a_segment_stop_nothing(ended: Ran, tmp_path: Pa
     # A round amid a segment whose accuracy is below, as there is a stop in it.
     stops = [stop["round"] for run in ended.runs for stop in run["stops"]]
     last = next(number for number in stops if number % 4)
-    inputs = ended.job.inputs
+    inputs = ended.job.plan.inputs
     assert inputs.watched is not None
     later = inputs.watched._replace(warm_start=jnp.full(3, last + 1, jnp.int32))
-    job = ended.job._replace(
-        config=config.changed(ended.job.config, rounds=last),
-        inputs=inputs._replace(watched=later),
-    )
+    job = with_inputs(changed(ended.job, rounds=last), watched=later)
     folder = go_on(job, tmp_path / "run")
     assert metrics(folder)[-1]["round"] == last
     for run in Ran(folder, job).runs:

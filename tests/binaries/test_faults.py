@@ -26,12 +26,13 @@ from fedjax_inv_experiments import evaluate
 from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.flags import errors
 from fedjax_inv_experiments.parts import machine
-from fedjax_inv_experiments.running import checkpoints, files, launch, loop, selected
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import checkpoints, files, launch, selected
 from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running.signals import Stop, Stopped
+from fedjax_inv_experiments.running.signals import Stop
 from fedjax_inv_experiments.sweep import sweep
 from fedjax_inv_experiments.train import train
-from runs import Ran, go_on, halved, metrics, no_figures, ran, start_of, states
+from runs import Ran, changed, go_on, halved, metrics, no_figures, ran, start_of, states
 
 ROOT = Path(__file__).parents[2]
 TINY = config.of(
@@ -66,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture
 def compiled(made: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is run has the program of the run that is there."""
-    monkeypatch.setattr(program, "make", lambda *given, **named: made.whole.job.program)
+    monkeypatch.setattr(program, "make", lambda *given, **named: made.whole.job.plan.program)
 
 
 @pytest.fixture
@@ -162,7 +163,9 @@ def test_a_broken_checkpoint_is_told_and_the_one_before_goes_on(
 
 def test_a_checkpoint_of_another_network_is_told(made: Runs) -> None:
     job, place = made.whole.job, made.half / "checkpoints"
-    like = selected.of(jax.eval_shape(job.program.init, job.data, job.inputs), job.personal)
+    plan = job.plan
+    shapes = plan.program.shapes(plan.data, plan.inputs)
+    like = selected.of(shapes, plan.build(plan.runs[0].hyper).personal)
     wider = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*leaf.shape, 2), leaf.dtype), like)
     assert checkpoints.selected(place, 2, like).round.shape == (2,)
     with pytest.raises(UsageError, match=f"^{place / '2'}: .*must be"):
@@ -386,8 +389,8 @@ def test_a_signal_while_processes_agree_stops_the_next_segment(
 
         monkeypatch.setattr(machine, "agree", agree)
         folders.begin(folder, job.config, job.cell, start_of(job))
-        with pytest.raises(Stopped, match="after round 2 of 3"):
-            loop.run_cell(job, folder, stop)
+        fitted, result = cells.train(job, folder, stop)
+    assert (fitted.round, result) == (2, None)
     assert agreed == [0, signal.SIGTERM]
 
 
@@ -426,7 +429,7 @@ def test_a_stopped_command_goes_on_bit_for_bit(made: Runs, tmp_path: Path, numbe
     process.send_signal(number)
     assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
     longer = checkpoints.rounds(folder / "checkpoints")[-1] + 2
-    job = job._replace(config=config.changed(job.config, rounds=longer))
+    job = changed(job, rounds=longer)
     whole = go_on(job, tmp_path / "whole")
     same_end(go_on(job, folder), Ran(whole, job), longer)
 

@@ -110,7 +110,7 @@ def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
         experiment = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
         (cell,) = experiment.cells
-        ready = experiment.prepare(cell)
+        ready = experiment.plan(cell)
 
         got = program.make(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
         for index, run in enumerate(cell.runs):

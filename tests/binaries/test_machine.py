@@ -5,21 +5,22 @@ import os
 import jax
 import pytest
 
-from fedjax_inv import models, program
+from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv.task import facts_of
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import machine, objective
-from fedjax_inv_experiments.parts.training import Sizes
 
 
 def precision_of(algorithm: str, **flags: str) -> str:
     """The precision of an experiment with an algorithm."""
     rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
     cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
-    chosen, model = config.of(**flags), models.mlp(2)
+    chosen = config.of(**flags)
     task = objective.task(chosen, "classes")
-    return assemble.experiment(chosen, cell, model, task, 1, Sizes()).precision
+    needed = facts_of(assemble.factory(chosen, cell, task)).precision
+    return machine.devices(chosen).precision or needed
 
 
 def test_products_have_the_precision_that_is_asked_for_or_else_needed() -> None:

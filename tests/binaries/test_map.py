@@ -182,8 +182,7 @@ def test_kinds_of_shift_share_a_program() -> None:
         row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, columns.LISTED[name].at)
         ready = assemble.assemble(command_line.of_arguments(row.flags))
         (cell,) = ready.cells
-        prepared = ready.prepare(cell)
-        prepared = prepared._replace(data=assemble.padded(prepared.data))
+        prepared = ready.plan(cell)
         known.append(launch.depends_on(ready, cell, prepared))
     assert all(each == known[0] for each in known)
     # Another program: more groups of domains, or another flag of training.

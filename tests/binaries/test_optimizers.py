@@ -109,7 +109,7 @@ def test_schedules_are_their_formulas(kind: str, warmup: int) -> None:
     # A length of its own, which --rounds does not change.
     flags = dict(schedule=kind, warmup_rounds=warmup, schedule_rounds=9, rounds=12)
     assembled = assemble.assemble(config.of(**flags))
-    schedules = assembled.prepare(assembled.cells[0]).experiment.schedules
+    schedules = assembled.plan(assembled.cells[0]).experiment.schedules
     if (kind, warmup) == ("constant", 0):
         assert schedules == {}
         return

@@ -12,7 +12,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import train
 from fedjax_inv_experiments.experiment import assemble, command_line, config
 from fedjax_inv_experiments.reporting import export, finished
-from fedjax_inv_experiments.running import launch, loop
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import launch
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -102,7 +103,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("computed before the input was checked")
 
-    monkeypatch.setattr(loop, "run_cell", refuse)
+    monkeypatch.setattr(cells, "train", refuse)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_networks.py").write_text(NETWORKS)
     (tmp_path / "own_algorithms.py").write_text(ALGORITHMS)

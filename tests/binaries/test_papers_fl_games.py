@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_inv_experiments import tables
 from fedjax_inv_experiments.experiment import command_line, config
-from fedjax_inv_experiments.running import loop
+from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row
 from runs import no_figures, parsed
@@ -92,7 +92,7 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
 
     # The same command again reads what is there.
     with pytest.MonkeyPatch.context() as patch, no_figures():
-        patch.setattr(loop, "run_cell", None)
+        patch.setattr(cells, "train", None)
         assert study.run_all(fl_games.PAPER, options) == printed
         rows = study.selected(fl_games.PAPER, "colored_digits", options)
         chosen = study.configs(rows, folder, options.overrides)

@@ -38,8 +38,8 @@ def one(whole: Ran) -> finished.OneRun:
 
 
 def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -> None:
-    program, job = whole.job.program, whole.job
-    start = program.init(job.data, job.inputs).state
+    program, job = whole.job.plan.program, whole.job
+    start = program.init(job.plan.data, job.plan.inputs).state
     before, after = start.server, one.served().server
     algorithm = one.algorithm()
     assert isinstance(after, freezing.Server)
@@ -52,7 +52,7 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
     )
     state = jax.tree.map(lambda leaf: leaf[0], start)
     split = one.runs.data.splits[one.runs.cell.held_out][0]
-    (traffic,) = communication.traffic(algorithm, state, split.train._replace(data=job.data))
+    (traffic,) = communication.traffic(algorithm, state, split.train._replace(data=job.plan.data))
     assert traffic.up == 4 * sum(leaf.size for leaf in jax.tree.leaves(last.head))
     assert traffic.down > 4 * traffic.up
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -20,12 +21,12 @@ from fedjax_inv_experiments.experiment import config, grid
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
-from fedjax_inv_experiments.running import files, log, loop, provenance, records, selected, summary
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import files, log, provenance, records, summary
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
-from fedjax_inv_experiments.running.selected import SelectedStates
 from fedjax_inv_experiments.selection import RULES
-from runs import line
+from runs import line, selecting
 
 CHOSEN = config.of(rounds=6, eval_every=3, seeds=(0, 1), resume=True)
 (CELL,) = grid.cells(CHOSEN, ["75"])
@@ -54,15 +55,25 @@ def test_a_run_of_few_rounds_has_the_default_folder_of_a_longer_one() -> None:
     assert name(rounds=7, eval_every=3) != name(rounds=7)
 
 
+def begun(folder: Path, done: int, num_runs: int) -> log.Log:
+    """The log of a cell that goes on after a round."""
+    plan = SimpleNamespace(
+        program=SimpleNamespace(traffic=lambda data, inputs: []), data=None, inputs=None
+    )
+    made = log.Log(folder, CELL, ACCURACY)
+    made.begin(cast(Any, SimpleNamespace(round=done, plan=plan, runs=[None] * num_runs)))
+    return made
+
+
 def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     counted: dict[str, Any] = dict(seconds=2.5, bytes=10, dropped=1)
-    writing = log.Log(tmp_path, 0, 2)
+    writing = begun(tmp_path, 0, 2)
     writing.append([line(0, run=run) for run in (0, 1)])
     writing.append([line(3, run=run, diverged=run == 1, **counted) for run in (0, 1)])
     writing.append([line(6, run=run) for run in (0, 1)])
-    going_on = log.Log(tmp_path, 3, 2)
-    assert going_on.seconds == 2.5
-    added = going_on.append([line(6, run=run, bytes=5, dropped=2) for run in (0, 1)])
+    going_on = begun(tmp_path, 3, 2)
+    going_on.append([line(6, run=run, bytes=5, dropped=2) for run in (0, 1)])
+    added = going_on.new
     assert [each.round for each in log.read(tmp_path)] == [0, 0, 3, 3, 6, 6]
     assert added == log.read(tmp_path)[4:]
     for one in added:
@@ -73,7 +84,7 @@ def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
 def test_a_log_of_a_run_that_diverged_has_scores_that_are_no_numbers(tmp_path: Path) -> None:
     """Errors of a regression are NaN then, which Python writes and strict JSON does not have."""
     nowhere = {"test": Domain(float("nan"), None, 4, "test")}
-    log.Log(tmp_path, 0, 1).append([line(3, float("nan"), diverged=True, domains=nowhere)])
+    begun(tmp_path, 0, 1).append([line(3, float("nan"), diverged=True, domains=nowhere)])
     (read,) = log.read(tmp_path)
     assert np.isnan(read.domains["test"].score)
 
@@ -90,9 +101,9 @@ def test_round_0_is_never_selected() -> None:
     state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
     stops: Any = None
     for rule, rounds in (("validation", [0, 3, 3]), ("last", [0, 3, 6])):
-        best = SelectedStates(RULES[rule], [], selected.of(Training(state, stops), False))
+        best = selecting(RULES[rule], [], Training(state, stops), personal=False)
         for each, expected in zip(lines, rounds, strict=True):
-            best.look([each], partial(Training, state, stops), False)
+            best.look([each], partial(Training, state, stops))
             assert best.served.round == [expected]
     # Not even of a run that diverged at once.
     (run,) = summary.summarise(one, [lines[0], line(3, 0.5, diverged=True)])
@@ -314,7 +325,7 @@ def test_an_exit_strategy_that_could_not_act_says_so(
     zeros = np.zeros((10, 3))
     assessment = exit_strategy.Assessment((), (), np.zeros(()), zeros, zeros, measured, stays)
     server = exit_strategy.Server((), assessment)
-    loop._tell_who_left(tmp_path, cast(Any, None), server, rounds=2)
+    cells._tell_who_left(tmp_path, cast(Any, SimpleNamespace(rounds=2)), server)
     assert capsys.readouterr().err == (
         f"{tmp_path}: --set=pretraining_rounds=10: no client has left, as the run ends before, "
         "after --rounds=2\n"

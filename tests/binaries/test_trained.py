@@ -24,11 +24,12 @@ from fedjax_inv_experiments import evaluate, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.reporting import export, finished, predictions
-from fedjax_inv_experiments.running import checkpoints, loop, selected
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from fedjax_inv_experiments.selection import RULES
-from runs import Ran, go_on, halved, line, metrics, no_figures, ran, states
+from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, states
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -70,12 +71,13 @@ LINES = [
 def test_of_each_run_the_state_that_the_rule_picks(
     rule: str, expected: list[int], resumed_at: int
 ) -> None:
-    best = SelectedStates(RULES[rule], [], selected.none(selected.of(after(0, 4), personal=True)))
+    best = selecting(RULES[rule], [], after(0, 4), personal=True)
     for done, lines in enumerate(LINES):
         if done == resumed_at:
             before = [line for of_round in LINES[:done] for line in of_round]
-            best = SelectedStates(RULES[rule], before, best.served)
-        best.look(lines, partial(after, done + 1, 4), personal=True)
+            served, best = best.served, selecting(RULES[rule], before, after(0, 4), personal=True)
+            best.served = served
+        best.look(lines, partial(after, done + 1, 4))
     np.testing.assert_array_equal(best.served.round, expected)
     value = np.where(np.array(expected) > 0, 10 * np.array(expected) + np.arange(4), 0)
     np.testing.assert_array_equal(best.served.server["w"], value)
@@ -84,13 +86,11 @@ def test_of_each_run_the_state_that_the_rule_picks(
 
 def test_selected_states_are_never_changed_in_place() -> None:
     """Orbax may still be writing them."""
-    best = SelectedStates(
-        RULES["last"], [], selected.none(selected.of(after(0, 4), personal=False))
-    )
-    best.look(LINES[0], partial(after, 1, 4), personal=False)
+    best = selecting(RULES["last"], [], after(0, 4), personal=False)
+    best.look(LINES[0], partial(after, 1, 4))
     first = best.served
     copy = jax.tree.map(np.copy, first)
-    best.look(LINES[1], partial(after, 2, 4), personal=False)
+    best.look(LINES[1], partial(after, 2, 4))
     chex.assert_trees_all_equal(first, copy)
     assert first.clients == ()
 
@@ -113,12 +113,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
     seen: dict[int, Served] = {}
     look = SelectedStates.look
 
-    def look_and_tell(
-        self: SelectedStates, lines: Any, states: Callable[[], Training], personal: bool
-    ) -> None:
-        assert personal
-        seen[lines[0].round] = jax.device_get(selected.of(states(), personal))
-        look(self, lines, states, personal)
+    def look_and_tell(self: SelectedStates, lines: Any, states: Callable[[], Training]) -> None:
+        seen[lines[0].round] = jax.device_get(selected.of(states(), True))
+        look(self, lines, states)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SelectedStates, "look", look_and_tell)
@@ -127,8 +124,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
 
 def served(run: Ran, folder: Path, done: int) -> Served:
     """The selected states in a folder's checkpoint."""
-    like = jax.eval_shape(run.job.program.init, run.job.data, run.job.inputs)
-    like = selected.of(like, run.job.personal)
+    like = jax.eval_shape(run.job.plan.program.init, run.job.plan.data, run.job.plan.inputs)
+    like = selected.of(like, run.job.plan.build(run.job.plan.runs[0].hyper).personal)
     return checkpoints.selected(folder / "checkpoints", done, like)
 
 
@@ -163,7 +160,7 @@ def test_it_is_the_same_however_often_the_run_is_stopped(
     chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
 
 
-def keeping(job: loop.Job, count: str) -> loop.Job:
+def keeping(job: cells.Job, count: str) -> cells.Job:
     return job._replace(config=config.changed(job.config, keep_checkpoints=count))
 
 
@@ -228,7 +225,7 @@ def test_the_state_after_a_round_is_evaluated_and_exported(
 @pytest.fixture(scope="module")
 def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images and the labels of the held-out domain, which each seed draws anew."""
-    data = whole[0].job.data
+    data = whole[0].job.plan.data
     made = finished.open("run", whole[0].folder).data
     rows = [parts_of(made.splits["80"][seed].test)[0] for seed in (0, 1)]
     return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]

@@ -6,7 +6,8 @@ import shutil
 import struct
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -143,20 +144,20 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         of_both: dict[str, Any] = dict(train_loss=loss, test_score=0.25, seconds=1.5)
         return [line(1, accuracy, **of_both) for accuracy in (0.5, 0.7)]
 
-    progress = Progress("fedavg, held out 75", 100, 0)
-    compiled = jax.jit(lambda x: x * 3.25 + 17)
-    for likely in (True, False):
-        with progress.compiling("an evaluation", likely):
-            compiled(jnp.ones(3))
-    progress.evaluated(0, lines(None))
-    progress.start()
-    for done in range(1, 101):
-        progress.evaluated(done, lines(2.0))
-    progress.close()
+    plan = SimpleNamespace(rounds=100, is_compiled=False)
+    seen, fitted = SimpleNamespace(new=lines(None)), SimpleNamespace(round=0, is_over=False)
+    fitted.plan = plan
+    progress = Progress("fedavg, held out 75", cast(Any, seen))
+    progress.begin(fitted)
+    jax.jit(lambda x: x * 3.25 + 17)(jnp.ones(3))
+    progress.evaluated(cast(Any, fitted))
+    for fitted.round in range(1, 101):
+        seen.new = lines(2.0)
+        progress.evaluated(cast(Any, fitted))
+    progress.end(cast(Any, fitted))
     text = screen.getvalue()
-    # What is compiled already is not told.
-    assert text.count("fedavg, held out 75: compiling an evaluation\n") == 1
-    assert text.count("fedavg, held out 75: compiled an evaluation in ") == 1
+    assert text.count("fedavg, held out 75: compiling\n") == 1
+    assert text.count("fedavg, held out 75: compiled in ") == 1
     assert "round 0 of 100, valid 0.600, test 0.250, 1.5 s\n" in text
     assert ("\r" in text) == is_terminal
     if is_terminal:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_inv.fitting import arguments, segments
 
 from federations import assert_same_bits, plain
 from fedjax_inv import (
@@ -31,7 +32,6 @@ from fedjax_inv.algorithms import erm, fedavg, fedbn
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, environments, federation
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.fitting import arguments, segments
 from fedjax_inv.types import Array, Cohort, Federation, Tree
 
 C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment

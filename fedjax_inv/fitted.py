@@ -6,7 +6,7 @@ Axis letters: R runs, E evaluations.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -15,9 +15,8 @@ import numpy as np
 from fedjax_inv import checks, evaluation, platforms, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
-from fedjax_inv.fitting.arguments import Objective
-from fedjax_inv.program import Inputs, Program, Run, Training
-from fedjax_inv.types import Algorithm, Array, Examples, Federation, Tree, Variables
+from fedjax_inv.program import Outcome, Run, Training
+from fedjax_inv.types import Algorithm, Array, Federation, Tree, Variables
 
 _BATCH = 512  # the examples that are predicted at once
 
@@ -93,67 +92,6 @@ def _range_of(values: np.ndarray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-class Serving:
-    """What all results of one call of `fit` share: how to build its algorithm, and its inputs."""
-
-    def __init__(
-        self,
-        build: Callable[[Mapping[str, Any]], Algorithm],
-        program: Program,
-        inputs: Inputs,
-        sample: Examples,  # the shapes of the training examples [M, ...]
-        num_classes: int,  # 0 if the loss takes targets that are no classes
-        objective: Objective,
-        precision: str,  # of products, as in `platforms.products_at`
-        columns: Sequence[str] = (),  # of the inputs, if they were a frame of pandas
-    ) -> None:
-        self.build, self.program, self.inputs = build, program, inputs
-        self.sample, self.num_classes, self.columns = sample, num_classes, columns
-
-        def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
-            with platforms.products_at(precision):
-                return build(hyper).predict(server, own, x)
-
-        def evaluate(
-            hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
-        ) -> evaluation.Scores:
-            with platforms.products_at(precision):
-                return evaluation.evaluate(
-                    build(hyper),
-                    state,
-                    clients,
-                    seen=seen,
-                    loss=objective.loss,
-                    score=objective.score.function,
-                )
-
-        self.predict = jax.jit(predict)
-        self.evaluate = jax.jit(evaluate, static_argnums=3)
-
-    def inputs_of(self, x: Any) -> Tree:
-        """Return x as arrays; raise UsageError unless it has the shapes and kinds of training."""
-        clients.check_columns("x", x, self.columns)
-        x, sample = clients.arrays_of(x, "x"), self.sample.x
-        if jax.tree.map(np.ndim, x) == jax.tree.map(lambda leaf: len(leaf.shape), sample):
-            x = jax.tree.map(
-                lambda a, b: a if b.dtype == np.uint8 else clients.widened(a), x, sample
-            )
-        # Of kinds: unscaled bytes, for example, would be another image.
-        _check_like("x", x, sample, clients.kind_of_inputs)
-        for leaf in jax.tree.leaves(x):
-            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 4:
-                checks.integers("x", leaf, -(2**31), 2**31 - 1)
-        return x
-
-    def targets_of(self, y: Any) -> Tree:
-        """Return y as arrays; raise UsageError unless it has the shapes and classes of training."""
-        y = clients.arrays_of(y, "y")
-        _check_like("y", y, self.sample.y, clients.kind)
-        if self.num_classes:
-            checks.integers("y", y, 0, self.num_classes - 1)
-        return y
-
-
 def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]) -> None:
     """Raise UsageError unless arrays [B, ...] have the shapes and kinds of others [M, ...]."""
 
@@ -174,20 +112,43 @@ def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]
         raise UsageError(name, ..., f"holds {found}, must hold {trained}, as in training")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fitted:
-    """R trained runs: every combination of hyperparameters, and within each every seed.
+class Diverged(ArithmeticError):
+    """A client's loss or update became NaN or infinite."""
 
-    A result holds compiled programs, so it cannot be pickled; `network()`, `state()` and `history`
-    can be.
+    def __init__(self, round: int, client: int, index: int, run: Run) -> None:
+        """Name the round (from 1), the client, and the run with its number."""
+        self.round, self.client, self.index = round, client, index
+        of = ", ".join([f"seed={run.seed}", *(f"{k}={v:g}" for k, v in run.hyper.items())])
+        where = f"round {round}, client {client}, run {index} ({of})"
+        super().__init__(f"{where}: its loss or its update is NaN or infinite")
+
+
+class Fitted:
+    """R runs, trained or in training: every combination of hyperparameters with every seed.
+
+    It holds compiled programs, so it cannot be pickled; `network()`, `state()` and `history` can.
+
+    Attributes:
+      plan: how the runs are trained (`fit.Plan`).
+      runs: the seed of each, and the hyperparameters of the grid.
+      round: how many rounds were played.
+      stopped: what stopped the training: what a callback answered, "callback" or "interrupt"; ""
+        if nothing did.
+      outcome: the report on the last segment (`program.Outcome`), on the host; None before one.
+      length: the rounds of that segment; 0 before the first round.
+      is_broken: whether an update was not finite.
+      training: the states of all runs, as the program has them.
     """
 
-    runs: tuple[Run, ...]  # the seed of each, and the hyperparameters in which runs differ
-    history: History
-    round: int  # how many rounds were played
-    stopped: str  # what stopped the run: "patience", "callback" or "interrupt"; "" if nothing did
-    _serving: Serving
-    _training: Training
+    def __init__(self, plan: Any) -> None:
+        """Begin with no rounds played."""
+        self.plan, self.runs, self.round, self.stopped = plan, plan.runs, 0, ""
+        self.outcome: Outcome | None = None
+        self.length, self.is_broken = 0, False
+        self.training: Training | None = None
+        self._rounds: list[int] = []
+        self._lines: list[dict[str, np.ndarray]] = []
+        self._stored: tuple[int, Training] | None = None
 
     def __repr__(self) -> str:
         length = f"{_counted(len(self.runs), 'run')}, {_counted(self.round, 'round')}"
@@ -200,14 +161,98 @@ class Fitted:
             "state() or history"
         )
 
+    @property
+    def history(self) -> History:
+        """The evaluations so far."""
+        names = dict.fromkeys(name for line in self._lines for name in line)
+        lacking = np.full(len(self.runs), np.nan)  # before the first round
+        values = {
+            name: np.stack([line.get(name, lacking) for line in self._lines], 1) for name in names
+        }
+        return History(self.runs, np.array(self._rounds, int), values)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no rounds are left, or all runs have stopped and end with that."""
+        if self.round >= self.plan.rounds:
+            return True
+        if not self.plan.evaluations.end_at_stop or self.training is None:
+            return False
+        met = np.asarray(self.plan.program.gathered(self.training.stops.round)) > 0
+        return met.size > 0 and bool(met.all())
+
+    def add(self, outcome: Outcome, length: int) -> None:
+        """Add an evaluation after so many further rounds."""
+        self.outcome, self.length = outcome, length
+        self.round += length
+        self._rounds.append(self.round)
+        drops = self.plan.evaluations.nonfinite == "drop"
+        self._lines.append(_values(outcome, length, drops=drops))
+
+    def restore(self, stored: Training, round: int) -> None:
+        """Continue from states that `stored` returned after a round. `Callback.begin` calls it."""
+        self.training, self.round = self.plan.program.placed(stored), round
+
+    def stored(self) -> Training:
+        """Return the states of all runs and clients [R, C, ...], the same on any devices."""
+        if self._stored is None or self._stored[0] != self.round:
+            made = self.plan.program.stored(self.plan.inputs, self.training)
+            self._stored = self.round, made
+        return self._stored[1]
+
+    @functools.cached_property
+    def _predict(self) -> Any:
+        def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
+            with platforms.products_at(self.plan.experiment.precision):
+                return self.plan.build(hyper).predict(server, own, x)
+
+        return jax.jit(predict)
+
+    @functools.cached_property
+    def _evaluate(self) -> Any:
+        def evaluate(
+            hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
+        ) -> evaluation.Scores:
+            task = self.plan.task
+            with platforms.products_at(self.plan.experiment.precision):
+                return evaluation.evaluate(
+                    self.plan.build(hyper),
+                    state,
+                    clients,
+                    seen=seen,
+                    loss=task.loss,
+                    score=task.score.function,
+                )
+
+        return jax.jit(evaluate, static_argnums=3)
+
+    def _inputs_of(self, x: Any) -> Tree:
+        """Return x as arrays; raise UsageError unless it has the shapes and kinds of training."""
+        clients.check_columns("x", x, self.plan.columns)
+        x, sample = clients.arrays_of(x, "x"), self.plan.sample.x
+        if jax.tree.map(np.ndim, x) == jax.tree.map(lambda leaf: len(leaf.shape), sample):
+            x = jax.tree.map(
+                lambda a, b: a if b.dtype == np.uint8 else clients.widened(a), x, sample
+            )
+        # Of kinds: unscaled bytes, for example, would be another image.
+        _check_like("x", x, sample, clients.kind_of_inputs)
+        for leaf in jax.tree.leaves(x):
+            if leaf.dtype.kind in "iu" and leaf.dtype.itemsize > 4:
+                checks.integers("x", leaf, -(2**31), 2**31 - 1)
+        return x
+
+    def _targets_of(self, y: Any) -> Tree:
+        """Return y as arrays; raise UsageError unless it has the shapes and kinds of training."""
+        y = clients.arrays_of(y, "y")
+        _check_like("y", y, self.plan.sample.y, clients.kind)
+        if self.plan.num_classes:
+            checks.integers("y", y, 0, self.plan.num_classes - 1)
+        return y
+
     def algorithm(self, run: int = 0) -> Algorithm:
         """Return the algorithm of a run, for the functions of `rounds` and `evaluation`."""
         self._check_run(run)
-        return self._serving.build(self.runs[run].hyper)
-
-    @functools.cached_property
-    def _states(self) -> rounds.State:
-        return self._serving.program.stored(self._serving.inputs, self._training).state
+        return self.plan.build(self.runs[run].hyper)
 
     def state(self, run: int = 0) -> rounds.State:
         """Return the state of a run, with the states of all clients [C, ...].
@@ -219,7 +264,7 @@ class Fitted:
           UsageError: if there is no such run.
         """
         self._check_run(run)
-        return jax.tree.map(lambda leaf: leaf[run], self._states)
+        return jax.tree.map(lambda leaf: leaf[run], self.stored().state)
 
     def network(self, run: int = 0) -> Variables:
         """Return the parameters and statistics of the network of a client that was never seen.
@@ -255,7 +300,7 @@ class Fitted:
           UsageError: for other inputs than in training, and if there is no such run or client.
         """
         algorithm, state = self.algorithm(run), self.state(run)
-        x = self._serving.inputs_of(x)
+        x = self._inputs_of(x)
         self._check_client(client)
         own: Tree = ()
         if algorithm.personal and client is None:
@@ -264,7 +309,7 @@ class Fitted:
             own = tree.take(state.clients, client)
         hyper, number = self.runs[run].hyper, len(jax.tree.leaves(x)[0])
         outputs = [
-            jax.device_get(self._serving.predict(hyper, state.server, own, batch))
+            jax.device_get(self._predict(hyper, state.server, own, batch))
             for batch in (
                 jax.tree.map(lambda leaf, at=at: leaf[at : at + _BATCH], x)
                 for at in range(0, max(number, 1), _BATCH)
@@ -288,7 +333,7 @@ class Fitted:
             and if there is no such client.
         """
         clients.check_rows("y", x, y)
-        x, y = self._serving.inputs_of(x), self._serving.targets_of(y)
+        x, y = self._inputs_of(x), self._targets_of(y)
         self._check_client(client)
         data = federation.examples(x, y)
         rows = np.arange(len(jax.tree.leaves(x)[0]))
@@ -299,7 +344,7 @@ class Fitted:
             parts = [rows if c == client else rows[:0] for c in range(self._num_clients)]
         served, scores = federation.of_parts(data, parts), []
         for run in range(len(self.runs)):
-            of_run = self._serving.evaluate(
+            of_run = self._evaluate(
                 self.runs[run].hyper, self.state(run), served, client is not None
             )
             scores.append(jax.tree.map(lambda leaf: np.asarray(leaf)[number], of_run))
@@ -307,13 +352,13 @@ class Fitted:
 
     @property
     def _num_clients(self) -> int:
-        inputs = self._serving.inputs
+        inputs = self.plan.inputs
         return (inputs.valid if self._is_pooled else inputs.train).size.shape[1]
 
     @property
     def _is_pooled(self) -> bool:
         """Whether training is on one client with the examples of all."""
-        inputs = self._serving.inputs
+        inputs = self.plan.inputs
         return inputs.train.size.shape[1] == 1 < inputs.valid.size.shape[1]
 
     def _check_run(self, run: int) -> None:
@@ -322,3 +367,31 @@ class Fitted:
     def _check_client(self, client: int | None) -> None:
         if client is not None:
             checks.integer("client", client, 0, self._num_clients - 1, ", the clients")
+
+
+def _values(outcome: Outcome, length: int, *, drops: bool) -> dict[str, np.ndarray]:
+    """Return the values [R] of an evaluation and of the rounds before it, as in `History`.
+
+    Args:
+      outcome: the report.
+      length: the rounds; those after them fill the segment.
+      drops: whether an update that is not finite is left out, and so has no part in a mean.
+    """
+    values = {}
+    # Such a round's NaN is a loss; another round's says that nobody took part.
+    diverged = (
+        (np.asarray(outcome.broken) >= 0) & np.asarray(outcome.attended).any(-1) & (not drops)
+    )
+    for name, metric in outcome.metrics.items():
+        of_rounds = np.asarray(metric)[:, :length]
+        counts = ~np.isnan(of_rounds) | diverged[:, :length]
+        count = counts.sum(1)
+        mean = np.where(counts, of_rounds, 0).sum(1) / np.maximum(count, 1)
+        values[f"train_{name}"] = np.where(count > 0, mean, np.nan)
+    for kind, scores in (("valid", outcome.valid), ("test", outcome.test)):
+        size = np.asarray(scores.size)
+        if size.any():
+            share = size / np.maximum(size.sum(1, keepdims=True), 1)
+            values[f"{kind}_score"] = (np.where(size, scores.score, 0) * share).sum(1)
+            values[f"{kind}_loss"] = (np.where(size, scores.loss, 0) * share).sum(1)
+    return values

@@ -1,0 +1,125 @@
+"""Trains a cell in its folder: the callbacks of `fit` that write the log, checkpoints and result.
+
+A run folder holds config.json, metrics.jsonl, checkpoints/ and, when it is finished,
+result.json. A finished run keeps its last checkpoint, which also holds the selected states.
+"""
+
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from fedjax_inv.algorithms import exit_strategy
+from fedjax_inv.checks import UsageError
+from fedjax_inv.fit import Plan
+from fedjax_inv.fitted import Diverged, Fitted
+from fedjax_inv.types import Tree
+
+from .. import selection
+from ..experiment.config import Config
+from ..experiment.grid import Cell
+from ..flags import errors
+from ..parts import machine
+from ..parts.objective import ACCURACY, Measure
+from ..running import checkpoints, divergence, events, files, records, summary
+from ..running.log import Log
+from ..running.progress import Progress
+from ..running.records import Result
+from ..running.selected import SelectedStates
+from ..running.signals import Stop
+
+
+class Job(NamedTuple):
+    """A cell that is ready to be trained."""
+
+    config: Config
+    cell: Cell
+    plan: Plan
+    measure: Measure = ACCURACY  # how to read the scores
+    title: str = ""  # what lines of progress name the cell
+
+
+def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
+    """Trains or continues a cell; the result is None if a signal has ended that early.
+
+    folder: a folder that `folder.begin` has prepared.
+
+    With --nonfinite=stop, raises errors.Diverged if a client's loss or update is not finite; the
+    last good checkpoint stays.
+    """
+    config, cell, plan, measure, title = job
+    place = folder / "checkpoints"
+    log = Log(folder, cell, measure)
+    best = SelectedStates(selection.rules(measure)[config.select], log)
+    every = config.checkpoint_every or config.eval_every
+    saved = checkpoints.Checkpoints(place, config.keep_checkpoints, every, log, best)
+    watching = [events.Events(folder, cell, log, measure.name)] if config.tensorboard else []
+    if not config.tensorboard:
+        events.warn_of_old(folder)
+    resume, progress = checkpoints.Resume(place, best), Progress(title, log)
+    try:
+        fitted = plan.train([resume, log, *watching, best, progress, stop, saved])
+    except Diverged as error:
+        raise _diverged(error, cell, max(checkpoints.rounds(place), default=0)) from None
+    if not fitted.is_over:
+        return fitted, None
+    assert fitted.training is not None
+    _tell_who_left(folder, fitted.plan, fitted.training.state.server)
+    result = _result(fitted, cell, log, measure)
+    files.write_json(folder / "result.json", result)
+    return fitted, result
+
+
+def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
+    """The result of a cell whose rounds are over."""
+    assert fitted.training is not None
+    runs = summary.summarise(cell, log.lines, measure)
+    thresholds, groups = fitted.plan.evaluations.thresholds, fitted.plan.groups
+    if thresholds:
+        stops = fitted.plan.program.gathered(fitted.training.stops)
+        runs = [
+            msgspec.structs.replace(
+                run, stops=summary.stops(cell, groups, thresholds, stops, index, measure)
+            )
+            for index, run in enumerate(runs)
+        ]
+    return Result(records.Cell.of(cell), runs, score=measure)
+
+
+def _diverged(error: Diverged, cell: Cell, saved: int) -> errors.Diverged:
+    """The line about a client whose loss or update is not finite.
+
+    saved: the round of the newest checkpoint; 0 if there is none.
+    """
+    kept = f"the checkpoint of round {saved} is kept" if saved else "there is no checkpoint yet"
+    setting = ", ".join(f"{k}={v}" for k, v in cell.runs[error.index].hyper.items())
+    return errors.Diverged(
+        f"round {error.round}, client {error.client} ({cell.label}, "
+        f"seed={cell.runs[error.index].seed}, {setting}): its loss or its update is NaN or "
+        f"infinite; {kept}. Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop to leave "
+        "such a client out of its round from there on"
+    )
+
+
+def _tell_who_left(folder: Path, plan: Plan, server: Tree) -> None:
+    """Says on stderr if an exit strategy has left a run without clients, or could not act yet.
+
+    server: of all runs.
+    """
+    assessed = exit_strategy.server_in(server)
+    if assessed is None:
+        return
+    phase = assessed.assessment.measured.shape[-2]
+    if plan.rounds < phase:
+        text = f"no client has left, as the run ends before, after --rounds={plan.rounds}"
+        if machine.leads():
+            print(f"{folder}: --set=pretraining_rounds={phase}: {text}", file=sys.stderr)
+        return
+    # Not the networks, which may be large.
+    few = assessed.assessment._replace(gradient=(), direction=())
+    try:
+        exit_strategy.check_someone_stays(plan.program.gathered(exit_strategy.Server((), few)))
+    except UsageError as error:
+        if machine.leads():
+            print(f"{folder}: {error}", file=sys.stderr)

@@ -1,0 +1,103 @@
+"""What acts while `fit` trains: progress, early stopping, and whatever a user writes.
+
+class Print(callbacks.Callback):
+    def evaluated(self, fitted):
+        print(fitted.round, fitted.history["train_loss"][:, -1])
+
+fit(fedavg.fedavg, model, clients, rounds=50, callbacks=[Print(), callbacks.Patience(5)])
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Callback:
+    """The base of callbacks; each method does nothing unless it is overridden.
+
+    `fitted` is the result so far (`Fitted`), the same object at each call: its `history`, `round`
+    and networks grow with the training.
+    """
+
+    def begin(self, fitted: Any) -> None:
+        """Act before the first round; `fitted.restore` then continues an earlier training."""
+
+    def evaluated(self, fitted: Any) -> object:
+        """Act after an evaluation. Anything true, such as a word that says why, ends the training.
+
+        `fitted.stopped` holds what a callback before this one in the list answered.
+        """
+
+    def end(self, fitted: Any) -> None:
+        """Act after the last evaluation, and after an error."""
+
+
+class _Function(Callback):
+    """A function that is called after each evaluation."""
+
+    def __init__(self, function: Callable[[Any], object]) -> None:
+        self._function = function
+
+    def evaluated(self, fitted: Any) -> object:
+        return self._function(fitted)
+
+
+def of(callbacks: Iterable[Callback | Callable[[Any], object]]) -> list[Callback]:
+    """Return callbacks; a plain function is called after each evaluation."""
+    return [each if isinstance(each, Callback) else _Function(each) for each in callbacks]
+
+
+class Patience(Callback):
+    """Ends the training when no run improves any more.
+
+    It ends when for so many evaluations no run has reached a validation score that is better than
+    all of its own before. The networks are those of the last round.
+    """
+
+    def __init__(self, evaluations: int) -> None:
+        self._evaluations = evaluations
+
+    def begin(self, fitted: Any) -> None:
+        fitted.plan.check_validation("Patience")
+        self._best = np.full(len(fitted.runs), -np.inf)
+        self._since = np.zeros(len(fitted.runs), int)
+
+    def evaluated(self, fitted: Any) -> object:
+        now = fitted.plan.task.score.rank(fitted.history["valid_score"][:, -1])
+        self._since = np.where(now > self._best, 0, self._since + 1)
+        self._best = np.fmax(self._best, now)
+        return "patience" if (self._since >= self._evaluations).all() else ""
+
+
+class Progress(Callback):
+    """Shows the newest values on stderr, as means over the runs: a bar if tqdm is installed."""
+
+    def begin(self, fitted: Any) -> None:
+        self._bar: Any = None
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=fitted.plan.rounds, initial=fitted.round, unit="round")
+
+    def evaluated(self, fitted: Any) -> None:
+        means = {
+            name: f"{values[:, -1].mean():.3f}"
+            for name, values in fitted.history.values.items()
+            if name in ("train_loss", "valid_score", "test_score")
+        }
+        if self._bar is not None:
+            self._bar.set_postfix(means, refresh=False)
+            self._bar.update(fitted.round - self._bar.n)
+            return
+        at = f"round {fitted.round} of {fitted.plan.rounds}"
+        parts = [at, *(f"{k} {v}" for k, v in means.items())]
+        print("\r" + ", ".join(parts), end="", file=sys.stderr, flush=True)
+
+    def end(self, fitted: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        else:
+            print(file=sys.stderr)

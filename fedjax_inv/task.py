@@ -1,0 +1,203 @@
+"""What runs are trained and scored by: the loss and the score that fit the targets of the data."""
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import checks, models, rounds, tree
+from fedjax_inv.checks import UsageError, one_line
+from fedjax_inv.objectives import DEFAULTS, SCORES, Score
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Examples,
+    Facts,
+    Federation,
+    Loss,
+    Model,
+    Tree,
+    Variables,
+)
+
+Factory = Callable[..., Algorithm]
+
+
+class Task(NamedTuple):
+    """The loss and the score of evaluations, and the kind of targets that they are for."""
+
+    loss: Loss
+    score: Score
+    settings: dict[str, Any]  # arguments of the algorithm: the loss, if it takes one
+    kind: str  # one of `data.dataset.TASKS`; "" if the loss takes any targets
+
+    def network(self, model: Model, examples: Examples) -> tuple[Variables, int]:
+        """Return the shapes of the network, and K, its classes; 0 for other targets.
+
+        Args:
+          model: the network.
+          examples: the examples of all clients.
+
+        Raises:
+          UsageError: for a network that fails on the examples, and for outputs that do not fit
+            classes. There may be more outputs than classes, as a class may have no example yet.
+        """
+        x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
+        try:
+            variables = jax.eval_shape(model.init, jax.random.key(0), x)
+            outputs = jax.eval_shape(lambda at, x: models.predict(model, at, x), variables, x)
+        except UsageError:
+            raise
+        except Exception as error:
+            text = f"fails on inputs {_told(x)}: {one_line(error)}"
+            raise UsageError("model", ..., text) from error
+        if self.kind != "classes":
+            return variables, 0
+        labels = np.asarray(examples.y)
+        shape: Any = getattr(outputs, "shape", ())
+        if labels.shape[1:] == (1,):
+            raise UsageError("y", labels, "classes must be [M]; pass y[:, 0]")
+        if len(shape) != 2 or labels.ndim != 1:
+            found = f"has outputs {shape} for targets {labels.shape}"
+            remedy = "; of one-hot targets pass y.argmax(-1)" * (labels.ndim == 2)
+            raise UsageError("model", ..., f"{found}, must have [B, K] for classes [B]{remedy}")
+        for wrong in labels[(labels < 0) | (labels >= shape[1])][:1]:
+            text = f"holds the class {wrong}, must be in 0..{shape[1] - 1}, the network's outputs"
+            raise UsageError("y", ..., text)
+        return variables, shape[1]
+
+    def check_columns(
+        self, algorithm: Algorithm, network: Variables, examples: Examples, num_clients: int
+    ) -> None:
+        """Raise UsageError unless there is an output for each column of labels or values.
+
+        Args:
+          algorithm: the algorithm, whose outputs may not be the network's.
+          network: the shapes of the network.
+          examples: the examples of all clients.
+          num_clients: C.
+        """
+        if self.kind not in ("labels", "values"):
+            return
+
+        def served(variables: Variables, data: Examples, size: Array, key: Array) -> Array:
+            clients = Federation(data, jnp.zeros(1, jnp.int32), size, size)
+            state = rounds.init(algorithm, variables, clients, key)
+            own = tree.take(state.clients, 0) if algorithm.personal else ()
+            return algorithm.predict(state.server, own, data.x)
+
+        two = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
+        )
+        size = jax.ShapeDtypeStruct((num_clients,), jnp.int32)
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        outputs, y = jax.eval_shape(served, network, two, size, key), examples.y
+        shapes = [getattr(each, "shape", ()) for each in (outputs, y)]
+        counts = [(*shape, 1)[1] for shape in shapes if len(shape) in (1, 2)]
+        if len(counts) == 2 and counts[0] == counts[1]:
+            return
+        remedy = "there must be an output for each column of y"
+        if self.kind == "values" and y.ndim == 1 and not np.any(np.asarray(y) % 1):
+            remedy = "for classes pass y.astype(int)"
+        text = f"holds {self.kind}, and the network has outputs {_told(outputs)}; {remedy}"
+        raise UsageError("y", y, text)
+
+
+def _told(arrays: Tree) -> str:
+    return ", ".join(map(checks.shown, jax.tree.leaves(arrays)))
+
+
+def task_of(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Task:
+    """Return the loss and the score, by default those of the targets.
+
+    Args:
+      algorithm: the algorithm's factory.
+      y: the targets [M, ...].
+      loss: the loss, or None.
+      score: a function, of which a higher value is better, a `Score`, or None.
+
+    Raises:
+      UsageError: if a tree of targets has no loss or no score, and if the algorithm does not fit
+        the targets or takes no loss.
+    """
+    is_array = jax.tree_util.all_leaves([y])
+    for name, value in (("loss", loss), ("score", score)):
+        if value is None and not is_array:
+            raise UsageError(name, None, "must be given for targets that are a tree")
+        if value is not None and not (callable(value) or isinstance(value, Score)):
+            raise UsageError(name, value, "must be a function of (outputs, y, mask)")
+    kind = "values"
+    if is_array:
+        kind = {"b": "labels", "f": "values"}.get(np.dtype(y.dtype).kind, "classes")
+    usual_loss, usual_score = DEFAULTS[kind]
+    if kind != "classes" and facts_of(algorithm).needs_classes:
+        raise UsageError("y", y, f"must be classes, integers, for {_name(algorithm)}")
+    parameters = inspect.signature(algorithm).parameters
+    settings = {}
+    if loss is not None or kind != "classes":
+        if "loss" not in parameters and not _takes_any(algorithm):
+            raise UsageError("loss", ..., f"must be left out, as {_name(algorithm)} takes none")
+        settings = {"loss": loss or usual_loss}
+    elif "loss" in parameters and parameters["loss"].default is inspect.Parameter.empty:
+        settings = {"loss": usual_loss}  # a default would be the algorithm's own loss of classes
+    if score is not None and not isinstance(score, Score):
+        listed = (each for each in SCORES.values() if each.function is score)
+        score = next(listed, Score("score", score))
+    kind = "" if loss is not None else kind
+    return Task(loss or usual_loss, score or usual_score, settings, kind)
+
+
+def facts_of(algorithm: Factory) -> Facts:
+    """Return the constant FACTS of the factory or of its module, or the defaults without one."""
+    inner = _inner(algorithm)
+    module = sys.modules.get(getattr(inner, "__module__", ""))
+    found = getattr(inner, "FACTS", getattr(module, "FACTS", None))
+    return found if isinstance(found, Facts) else Facts()
+
+
+def _takes_any(algorithm: Factory) -> bool:
+    parameters = inspect.signature(algorithm).parameters.values()
+    return any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def _inner(algorithm: Factory) -> Factory:
+    while isinstance(algorithm, functools.partial):
+        algorithm = algorithm.func
+    return algorithm
+
+
+def _name(algorithm: Factory) -> str:
+    return getattr(_inner(algorithm), "__name__", "the algorithm")
+
+
+def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[str, Any]) -> None:
+    """Raise UsageError for a setting that the algorithm does not have, and one that it lacks.
+
+    Args:
+      algorithm: the algorithm's factory.
+      given: the settings by name.
+      local: those that local training has, too.
+    """
+    try:
+        parameters = [*inspect.signature(algorithm).parameters.values()]
+    except (TypeError, ValueError):  # no function, or one of a built-in type
+        parameters = []
+    if len(parameters) < 2:
+        text = "must be a factory of an algorithm, called as algorithm(model, work)"
+        raise UsageError("algorithm", ..., text)
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    own = [each for each in parameters[2:] if each.kind not in variable]  # after model and work
+    for each in own:
+        if each.default is each.empty and each.name not in ("loss", *given):
+            text = f"must be given, as {_name(algorithm)} has no default for it"
+            raise UsageError(each.name, ..., text)
+    names = [each.name for each in own]
+    for name in given:
+        if name not in (*names, *local) and not _takes_any(algorithm):
+            allowed = f"must be an argument of fit or of {_name(algorithm)}: {', '.join(names)}"
+            raise UsageError(name, ..., allowed)
