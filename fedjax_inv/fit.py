@@ -30,7 +30,7 @@ from fedjax_inv.data import stored
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Splits
 from fedjax_inv.devices import Devices, Layout
-from fedjax_inv.fitted import Diverged, Fitted
+from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.program import Experiment, Inputs, Outcome, Program, Run
 from fedjax_inv.task import Task, check_settings, facts_of, task_of
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Model, Tree, Work
@@ -297,7 +297,7 @@ class Plan(NamedTuple):
         if self.evaluations.nonfinite == "stop":
             raise error
         fitted.is_broken = True
-        warnings.warn(str(error), stacklevel=5)
+        warnings.warn(str(error), NonfiniteWarning, stacklevel=5)
 
 
 def _act(callbacks: Sequence[Callback], fitted: Fitted) -> None:
@@ -530,19 +530,23 @@ class LocalTraining(NamedTuple):
     # As `local_sizes` returns them; these fit batches of any clients.
     sizes: tuple[int, int | None] = (1, None)
 
-    def work(self, values: Mapping[str, float | Array]) -> Work:
-        """Return local training with a learning rate, a momentum, a decay and a largest norm."""
-        rate, momentum = values["learning_rate"], values["momentum"]
-        decay, clip = values["weight_decay"], values["clip"]
+    def chain(self, values: Mapping[str, float | Array]) -> optax.GradientTransformation:
+        """Return the optimizer after clipping, and after decay of the clipped gradient."""
+        momentum, decay, clip = values["momentum"], values["weight_decay"], values["clip"]
         more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
-        made = self.optimizer(rate, **more)
+        made = self.optimizer(values["learning_rate"], **more)
         checks.record("optimizer", made, optax.GradientTransformation)
         before = [] if checks.is_known_zero(clip) else [optax.clip_by_global_norm(clip)]
         if not checks.is_known_zero(decay):
             before.append(optax.add_decayed_weights(decay))
-        chain = optax.chain(*before, made) if before else made
+        return optax.chain(*before, made) if before else made
+
+    def work(self, values: Mapping[str, float | Array]) -> Work:
+        """Return local training with a learning rate, a momentum, a decay and a largest norm."""
+        chain, is_plain = self.chain(values), self.optimizer is optax.sgd
         # A method that needs the momentum knows it of plain SGD alone.
-        known = momentum if self.optimizer is optax.sgd and checks.is_known_zero(decay) else None
+        is_plain &= checks.is_known_zero(values["weight_decay"])
+        known = values["momentum"] if is_plain else None
         capacity, num_batches = self.sizes
         if self.batch_size is None:
             number = self.steps or self.epochs
@@ -559,7 +563,7 @@ class LocalTraining(NamedTuple):
                 num_batches=num_batches,
                 momentum=known,
             )
-        return training._replace(learning_rate=rate)
+        return training._replace(learning_rate=values["learning_rate"])
 
 
 def _check_values(

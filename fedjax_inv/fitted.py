@@ -123,6 +123,10 @@ class Diverged(ArithmeticError):
         super().__init__(f"{where}: its loss or its update is NaN or infinite")
 
 
+class NonfiniteWarning(UserWarning):
+    """An update became NaN or infinite, and the training goes on."""
+
+
 class Fitted:
     """R runs, trained or in training: every combination of hyperparameters with every seed.
 

@@ -5,6 +5,7 @@ result.json. A finished run keeps its last checkpoint, which also holds the sele
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ import msgspec
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import Plan
-from fedjax_inv.fitted import Diverged, Fitted
+from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.types import Tree
 
 from .. import selection
@@ -58,8 +59,11 @@ def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
     if not config.tensorboard:
         events.warn_of_old(folder)
     resume, progress = checkpoints.Resume(place, best), Progress(title, log)
+    callbacks = [resume, log, *watching, best, progress, stop, saved]
     try:
-        fitted = plan.train([resume, log, *watching, best, progress, stop, saved])
+        # The log tells of what is not finite.
+        with warnings.catch_warnings(action="ignore", category=NonfiniteWarning):
+            fitted = plan.train(callbacks)
     except Diverged as error:
         raise _diverged(error, cell, max(checkpoints.rounds(place), default=0)) from None
     if not fitted.is_over:

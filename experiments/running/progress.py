@@ -52,7 +52,8 @@ class Progress(Callback):
             if self._compiled:
                 self.tell(f"compiled in {self._compiled[-1] - self._start:.1f} s")
             self._compiled = None
-        if self._bar is None and machine.leads() and sys.stderr.isatty():
+        is_terminal = machine.leads() and sys.stderr.isatty()
+        if self._bar is None and fitted.round > self._first and is_terminal:
             at = self._done
             self._bar = tqdm(total=self._rounds, initial=at, desc=self._title, unit="round")
         self._show(fitted.round, self._log.new)

@@ -31,11 +31,8 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
     chosen = config.of(weight_decay=0.1, clip=5.0)
-    chain = (
-        LocalTraining(**training.steps(chosen))
-        .work(training.values(chosen) | {"learning_rate": 0.5})
-        .optimizer
-    )
+    values = training.values(chosen) | {"learning_rate": 0.5}
+    chain = LocalTraining(**training.steps(chosen)).chain(values)
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
     chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
 

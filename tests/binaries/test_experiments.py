@@ -658,5 +658,5 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[0], fixed[0]))
     # A run is what it is alone.
     assert all(map(np.array_equal, each[1], alone[1]))
-    rows = assemble.assemble(config.changed(TINY, environment="none")).data.y
-    assert len(rows) == 1797  # not copied where nothing is drawn
+    source = assemble.assemble(config.changed(TINY, environment="none")).source
+    assert len(source) == 1797  # not copied where nothing is drawn
