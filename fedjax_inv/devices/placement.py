@@ -14,7 +14,7 @@ from jax import Device
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from fedjax_inv import checks, platforms
+from fedjax_inv import platforms
 from fedjax_inv.data.federation import rows_of
 from fedjax_inv.devices import axis as axes
 from fedjax_inv.devices.ownership import clients_per_device, owner
