@@ -34,6 +34,15 @@ def _init(key: Array, x: Array) -> Variables:
 MODEL = Model(_init, _half, _half)
 
 
+def _init_named(key: Array, x: Array) -> Variables:
+    body, head = _init(key, x).params
+    return Variables(Halves(body, {"w": head}), Halves((), ()))
+
+
+# Of the same numbers, with room beside the head.
+NAMED = Model(_init_named, _half, lambda params, *others: _half(params["w"], *others))
+
+
 def held() -> Federation:
     """A ragged federation; rows of other clients, not padding, lie behind those of a client."""
     rng = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import chex
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -10,16 +11,12 @@ import optax
 import pytest
 from hypothesis import given, settings
 
-import federations
+import linear_networks as linear
 import slow
-from federations import assert_close
-from fedjax_inv import devices, local, rounds
+from fedjax_inv import local
 from fedjax_inv.algorithms import fedproto
-from fedjax_inv.types import Tree, Variables
 
-RATE, NUM_STEPS, PENALTY = 0.2, 3, 2.0
-ATTEND = ((0, 3), (3, 4, 2), (2, 0))
-K = federations.NUM_CLASSES
+NUM_STEPS, PENALTY = 3, 2.0
 
 
 @settings(max_examples=20, deadline=None)
@@ -38,115 +35,66 @@ def test_prototypes_are_sums_by_class_of_real_examples(seed: int, size: int) -> 
 def test_classes_without_a_prototype_are_at_no_distance() -> None:
     known = fedproto.Prototypes(jnp.ones((3, 2)), jnp.array([True, False, True]))
     features, y = jnp.array([[1.0, 3.0], [9.0, 9.0], [0.0, 1.0]]), jnp.array([0, 1, 2])
-    assert_close(fedproto.distances(features, y, known), np.array([2.0, 0.0, 0.5], np.float32))
+    np.testing.assert_allclose(fedproto.distances(features, y, known), [2, 0, 0.5])
     no_class = jnp.array([-1, 3, 0])
-    assert_close(
-        fedproto.distances(features, no_class, known), np.array([0.0, 0.0, 0.5], np.float32)
-    )
+    np.testing.assert_allclose(fedproto.distances(features, no_class, known), [0, 0, 0.5])
 
 
-def named(variables: Variables) -> Tree:
-    hidden = variables.params.body["blocks_0"]["Dense_0"]
-    last = variables.params.head["blocks_0"]["Dense_0"]
-    leaves = {"w": hidden["kernel"], "a": hidden["bias"], "c": last["kernel"], "b": last["bias"]}
-    return jax.tree.map(np.asarray, leaves)
-
-
-def features_of(params: Tree, x: Any) -> Any:
-    hidden = x @ params["w"] + params["a"]
-    return hidden * (hidden > 0)
-
-
-def risk(params: Tree, mean: Any, known: Any, x: Any, y: Any) -> Any:
-    hidden = features_of(params, x)
-    log_p = jax.nn.log_softmax(hidden @ params["c"] + params["b"])
-    squares = jnp.where(known[y][:, None], (hidden - mean[y]) ** 2, 0)
+def risk(params: Any, mean: Any, known: Any, x: Any, y: Any) -> Any:
+    features = x @ params[0]
+    log_p = jax.nn.log_softmax(features @ params[1])
+    squares = jnp.where(known[y][:, None], (features - mean[y]) ** 2, 0)
     return -log_p[jnp.arange(len(y)), y].mean() + PENALTY * squares.mean()
-
-
-def reference(params: Tree, federation: Any, share: bool) -> tuple[Tree, list[Tree], Any, Any]:
-    """(the server's network, the clients', the prototypes, which classes have one)."""
-    gradient = jax.jit(jax.grad(risk))
-    mean, known = np.zeros((K, params["a"].size)), np.zeros(K, bool)
-    own = [params] * federations.NUM_CLIENTS
-    for cohort in ATTEND:
-        sizes, sent = [], [[] for _ in range(K)]
-        for who in cohort:
-            rows = federations.rows_of(federation, who)
-            x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), -1)
-            y = np.asarray(federation.data.y)[rows]
-            now = params if share else own[who]
-            for _ in range(NUM_STEPS):  # passes, of which the last one's features count
-                features = np.asarray(features_of(now, x))
-                grads = gradient(now, mean, known, x, y)
-                now = jax.tree.map(lambda w, g: w - RATE * np.asarray(g), now, grads)
-            own[who] = now
-            sizes.append(len(rows))
-            for k in set(y):
-                sent[k].append(features[y == k].mean(0))
-        for k in range(K):
-            if sent[k]:
-                mean[k], known[k] = np.mean(sent[k], 0), True
-        if share:
-            params = jax.tree.map(
-                lambda *leaves, sizes=sizes: np.average(leaves, 0, sizes),
-                *(own[who] for who in cohort),
-            )
-    return params, own, mean, known
 
 
 @pytest.mark.parametrize("share", slow.after(1, [False, True]))
 def test_fedproto_is_its_formula(share: bool) -> None:
-    federation = federations.in_floats(federations.federation())
-    # Batches as large as the largest client, in passes: each step is one on all examples.
-    work = local.epochs(optax.sgd(RATE), batch_size=7, num_epochs=NUM_STEPS)
-    algorithm = fedproto.fedproto(
-        federations.mlp(), work, penalty=PENALTY, share_weights=share, weighting="size"
-    )
-    variables = federations.initial(federations.mlp(), jax.random.key(0))
-    state = rounds.init(algorithm, variables, federation, jax.random.key(1))
+    """Batches are as large as the largest client, in passes: each step is one on all examples."""
+    work = local.epochs(optax.sgd(linear.RATE), batch_size=7, num_epochs=NUM_STEPS)
+    algorithm = fedproto.fedproto(linear.MODEL, work, penalty=PENALTY, share_weights=share)
     with jax.enable_x64(True):
-        expected = reference(named(variables), federation, share)
-
-    @jax.jit
-    def step(state: rounds.State, present: Any) -> Any:
-        cohort = federations.cohort([3, 0, 4, 2, 1])._replace(present=present)
-        return rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
-
-    for cohort in ATTEND:
-        state, reports = step(state, np.isin([3, 0, 4, 2, 1], cohort))
-        assert set(reports[0].metrics) == {"loss", "distance"}
-    params, own, mean, known = jax.tree.map(np.float32, expected)
-    assert_close(state.server.side.prototypes.mean, mean)
-    assert_close(state.server.side.prototypes.known, known.astype(bool))
-    x = federation.data.x
-    flat = np.asarray(x).reshape(len(x), -1)
-    predict = jax.jit(algorithm.predict)
-    for who in range(federations.NUM_CLIENTS):
-        network = params if share else own[who]
-        logits = features_of(network, flat) @ network["c"] + network["b"]
-        kept = jax.tree.map(lambda leaf, who=who: leaf[who], state.clients)
-        assert_close(predict(state.server, kept, x), np.asarray(logits))
-    if not share:
-        assert not jax.tree.leaves(state.server.variables)
-        assert_close(algorithm.init_client(state.server, jnp.int32(9)), variables)
+        held, gradient = linear.held(), jax.jit(jax.grad(risk))
+        first, *states = linear.run(algorithm, held)
+        params = [np.asarray(half) for half in algorithm.network(first.server).params]
+        own, examples = [params] * len(linear.SIZES), linear.examples_of(held)
+        mean, known = np.zeros((3, 3)), np.zeros(3, bool)
+        for cohort, state in zip(linear.ATTEND, states, strict=True):
+            clients, sent = linear.present(cohort), [[] for _ in range(3)]
+            for who in clients:
+                (x, y), now = examples[who], params if share else own[who]
+                for _ in range(NUM_STEPS):  # passes, of which the last one's features count
+                    features = x @ now[0]
+                    grads = gradient(now, mean, known, x, y)
+                    now = [w - linear.RATE * np.asarray(g) for w, g in zip(now, grads, strict=True)]
+                own[who] = now
+                for k in set(y):
+                    sent[k].append(features[y == k].mean(0))
+            for k in range(3):
+                if sent[k]:
+                    mean[k], known[k] = np.mean(sent[k], 0), True
+            if share:
+                params = linear.mean([own[i] for i in clients], [linear.SIZES[i] for i in clients])
+                linear.assert_weights(state, params)
+            np.testing.assert_allclose(state.server.side.prototypes.mean, mean, rtol=1e-8)
+            np.testing.assert_array_equal(state.server.side.prototypes.known, known)
+        if not share:
+            assert not jax.tree.leaves(states[-1].server.variables)
+            for half, expected in zip(
+                states[-1].clients.params, zip(*own, strict=True), strict=True
+            ):
+                np.testing.assert_allclose(half, np.stack(expected), rtol=1e-8)
+            start = algorithm.init_client(states[-1].server, jnp.int32(9)).params
+            chex.assert_trees_all_equal(start, first.server.side.initial.params)
 
 
 def test_prototypes_are_of_the_last_pass_in_several_batches() -> None:
     """A frozen network: the means of a client's classes, each example once."""
-    federation = federations.in_floats(federations.federation())
     work = local.epochs(optax.sgd(0.0), batch_size=3, num_epochs=2)
-    algorithm = fedproto.fedproto(federations.mlp(), work)
-    variables = federations.initial(federations.mlp(), jax.random.key(0))
-    state = rounds.init(algorithm, variables, federation, jax.random.key(1))
-    cohort = federations.cohort([3])
-    step = jax.jit(
-        lambda state: rounds.step(algorithm, state, cohort, federation, axis=devices.chunked(1))
-    )
-    found = step(state)[0].server.side.prototypes
-    rows = federations.rows_of(federation, 3)
-    x, y = (np.asarray(leaf)[rows] for leaf in federation.data)
-    features = np.asarray(features_of(named(variables), x.reshape(len(x), -1)))
-    assert set(np.flatnonzero(found.known)) == set(y)
-    for k in set(y):
-        assert_close(found.mean[k], features[y == k].mean(0))
+    with jax.enable_x64(True):
+        held = linear.held()
+        first, last = linear.run(fedproto.fedproto(linear.MODEL, work), held, ((3,),))
+        x, y = linear.examples_of(held)[3]
+        found, features = last.server.side.prototypes, x @ linear.weights_of(first)[0]
+        assert set(np.flatnonzero(found.known)) == set(y)
+        for k in set(y):
+            np.testing.assert_allclose(found.mean[k], features[y == k].mean(0), rtol=1e-8)

@@ -14,25 +14,13 @@ import federations
 import linear_networks as linear
 from fedjax_inv import devices, local, rounds
 from fedjax_inv.algorithms import fedavg, fedsr
-from fedjax_inv.types import Algorithm, Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Algorithm, Array, Halves
 
 L2R, CMI = 0.3, 0.2
 RATE, NUM_STEPS, CAPACITY = 0.1, 2, 8
 WORK = local.full_batch(optax.sgd(RATE), capacity=CAPACITY, num_steps=NUM_STEPS)
 NAMES = ("kernel", "bias", "mean", "raw_deviation")
 Weights = dict[str, np.ndarray]
-
-
-def _init(key: Array, x: Array) -> Variables:
-    body, head = linear.MODEL.init(key, x).params
-    return Variables(Halves(body, {"w": head}), Halves((), ()))
-
-
-def _decode(params: Tree, *others: Any) -> Any:
-    return linear.MODEL.decode(params["w"], *others)
-
-
-MODEL = Model(_init, linear.MODEL.encode, _decode)
 
 
 # The closed forms.
@@ -104,13 +92,15 @@ def weights_of(state: rounds.State) -> Weights:
 
 def build(weights: dict[str, Any]) -> Algorithm:
     """FedSR with these weights of its terms, or FedAvg without any."""
-    return fedsr.fedsr(MODEL, WORK, **weights) if weights else fedavg.fedavg(MODEL, WORK)
+    return (
+        fedsr.fedsr(linear.NAMED, WORK, **weights) if weights else fedavg.fedavg(linear.NAMED, WORK)
+    )
 
 
 @jax.jit
 def start(weights: dict[str, Any]) -> rounds.State:
     held, key = linear.held(), jax.random.key(0)
-    return rounds.init(build(weights), MODEL.init(key, held.data.x), held, key)
+    return rounds.init(build(weights), linear.NAMED.init(key, held.data.x), held, key)
 
 
 @jax.jit
@@ -170,7 +160,7 @@ def test_fedsr_is_its_formula() -> None:
         assert all(np.abs(w[name] - first[name]).max() > 1e-3 for name in w)
         x = jnp.asarray(np.concatenate([x for x, _ in examples]))
         expected = np.asarray(x) @ w["body"] @ w["head"]  # the mean representation
-        got = fedsr.fedsr(MODEL, WORK).predict(states[-1].server, (), x)
+        got = fedsr.fedsr(linear.NAMED, WORK).predict(states[-1].server, (), x)
         np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
