@@ -195,19 +195,6 @@ def test_nobodys_variables_reach_another_but_through_the_shared_network(
     assert_equal(got.clients, shaken(expected.clients, 3))
 
 
-def test_a_client_never_seen_is_served_with_the_mean(warm: rounds.State) -> None:
-    state = step(ALGORITHM, warm, attended_by(0, 1, 3, 4))
-    sizes = {client: federations.SIZES[client] for client in (0, 3, 4)}
-    unseen = ALGORITHM.init_client(state.server, jnp.int32(0)).variables
-    clients_kept = federations.plain(state.clients.variables)
-    leaves = zip(jax.tree.leaves(unseen), jax.tree.leaves(clients_kept), strict=True)
-    for got, kept in leaves:
-        expected = np.zeros(got.shape)
-        for client, size in sizes.items():
-            expected += size / sum(sizes.values()) * np.asarray(kept[client], np.float64)
-        assert_close(got, expected)
-
-
 def test_only_shared_variables_come_down() -> None:
     (traffic,) = communication.traffic(ALGORITHM, states()[0], FEDERATION)
     kernels = 36 * 4 + 4 * 3 + 3  # and the classifier's bias
