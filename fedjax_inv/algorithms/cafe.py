@@ -209,13 +209,13 @@ class _Settings(NamedTuple):
     beta: float | Array
     gamma: float | Array
     scale: float | Array
-    drift_mode: str
-    orthogonal_directions: bool
     feature_decay: float | Array
+    drift_mode: str
+    history_gradient: str
+    orthogonal_directions: bool
     feature_calibration: bool
     parameter_calibration: bool
     history_average: bool
-    history_gradient: str
 
     @property
     def averages_features(self) -> bool:
@@ -258,24 +258,22 @@ def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Arr
     """The gradient of a client's local steps."""
 
     def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
-        (params, stats), history = at.variables, at.carry
+        (params, stats), history, mask = at.variables, at.carry, batch.mask
         body_key, _ = jax.random.split(key)  # as `models.apply` does
         local_direction = chosen.local_direction(at, global_direction)
 
         def risk(params: Halves) -> tuple[Array, tuple[Halves, Array, Array]]:
-            features, body = model.encode(
-                params.body, stats.body, batch.x, batch.mask, True, body_key
-            )
+            features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             kernel = _kernel(params.head)
             features = _embedding(features, kernel.shape[0])
             now = chosen.rows(kernel.T, global_direction, local_direction)
             z = logits(features, chosen.of_history(history, now), scale=chosen.scale)
-            return loss(z, batch.y, batch.mask), (Halves(body, stats.head), now, features)
+            return loss(z, batch.y, mask), (Halves(body, stats.head), now, features)
 
         (value, (after, now, features)), grads = jax.value_and_grad(risk, has_aux=True)(params)
         mean: Any = ()
         if chosen.averages_features:
-            new = jax.vmap(objectives.masked_mean, (1, None))(features, batch.mask)
+            new = jax.vmap(objectives.masked_mean, (1, None))(features, mask)
             mean = chosen.feature_decay * history.features + (1 - chosen.feature_decay) * new
         carry = _History(history.total + now, history.num_batches + 1, mean)
         return Step(grads, after, {"loss": value}, carry=carry)
@@ -333,8 +331,8 @@ def cafe(
     """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
     The clients' optimizer must be sgd with momentum, unless beta is 0, drift_mode "feature_ema" or
-    feature_calibration False; with a traced beta above 0 losses are then NaN. The paper has
-    momentum 0.9, reset in each round, and momentum on the server (`server_optimizer`), too.
+    feature_calibration False; without it a traced beta above 0 gives NaN. The paper has momentum
+    0.9, reset in each round, and momentum on the server (`server_optimizer`), too.
 
     Args:
       alpha: share of the global direction that is removed.
@@ -358,9 +356,9 @@ def cafe(
         or "straight_through", 1.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
-    numbers, directions = (alpha, beta, gamma, scale), (drift_mode, orthogonal_directions)
-    parts = feature_calibration, parameter_calibration, history_average
-    chosen = _Settings(*numbers, *directions, feature_decay, *parts, history_gradient)
+    numbers = alpha, beta, gamma, scale, feature_decay
+    switches = orthogonal_directions, feature_calibration, parameter_calibration, history_average
+    chosen = _Settings(*numbers, drift_mode, history_gradient, *switches)
     _check(work, chosen)
 
     def gradient_from(visit: Visit) -> LocalGradFn:
