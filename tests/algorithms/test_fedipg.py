@@ -188,39 +188,6 @@ def kept_by(penalty_on: str, params: Halves) -> Array:
     return ravel_pytree(kept)[0]
 
 
-@pytest.mark.parametrize("penalty_on", slow.after(1, ["classifier", "all"]))
-def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: str) -> None:
-    """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
-    with jax.enable_x64(True):
-        who = 4  # has fewer examples than the batch has places
-        model = models.from_blocks([federations.NormedHidden(3), federations.Linear(3)], 1)
-        variables, federation = point(model), federations.federation()
-        rows = federations.rows_of(federation, who)
-        x, y = (leaf[rows] for leaf in widened(federations.in_floats(federation)).data)
-
-        @jax.jit
-        def risk(params: Halves) -> Array:
-            given, mask = Variables(params, variables.stats), jnp.ones(len(rows), bool)
-            logits, _ = models.apply(model, given, x, mask, True)
-            return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-        kept = kept_by(penalty_on, variables.params)
-        s, _, expected = explicit(risk, variables.params, 0.4, kept)
-        assert abs(s) > 1e-2
-        value = risk(variables.params)
-        for derivative in DERIVATIVES:
-            algorithm = fedipg.fedipg(
-                model, one_gradient(), penalty=0.4, penalty_on=penalty_on, derivative=derivative
-            )
-            client = jax.jit(partial(gradient_of, algorithm))
-            for held in (federations.in_floats(federation), federations.relaid(federation)):
-                shard = federations.shard_of(widened(held), who)
-                grads, _, metrics = client(variables, shard)
-                np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-8, atol=1e-10)
-                np.testing.assert_allclose(metrics["invariance"], s, rtol=1e-10)
-                np.testing.assert_allclose(metrics["loss"], value, rtol=1e-10)
-
-
 def shard_in_float64(who: int) -> Shard:
     """A client of `federations.federation`."""
     held = federations.in_floats(federations.federation())
@@ -246,6 +213,34 @@ def logits_of(model: Model, params: Halves, stats: Halves, x: Array) -> Array:
 
 def mean_loss(logits: Array, y: Array) -> Array:
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+
+@pytest.mark.parametrize("penalty_on", slow.after(1, ["classifier", "all"]))
+def test_a_client_follows_the_formula_whatever_lies_beside_its_rows(penalty_on: str) -> None:
+    """grad R + 2 penalty s (P grad R + H P w), s = <P grad R, w>, over the real examples."""
+    with jax.enable_x64(True):
+        who = 4  # has fewer examples than the batch has places
+        model = models.from_blocks([federations.NormedHidden(3), federations.Linear(3)], 1)
+        variables, (x, y) = point(model), real_examples(who)
+
+        @jax.jit
+        def risk(params: Halves) -> Array:
+            return mean_loss(logits_of(model, params, variables.stats, x), y)
+
+        kept = kept_by(penalty_on, variables.params)
+        s, _, expected = explicit(risk, variables.params, 0.4, kept)
+        assert abs(s) > 1e-2
+        relaid = federations.shard_of(widened(federations.relaid(federations.federation())), who)
+        for derivative in DERIVATIVES:
+            algorithm = fedipg.fedipg(
+                model, one_gradient(), penalty=0.4, penalty_on=penalty_on, derivative=derivative
+            )
+            client = jax.jit(partial(gradient_of, algorithm))
+            for shard in (shard_in_float64(who), relaid):
+                grads, _, metrics = client(variables, shard)
+                np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-8, atol=1e-10)
+                np.testing.assert_allclose(metrics["invariance"], s, rtol=1e-10)
+                np.testing.assert_allclose(metrics["loss"], risk(variables.params), rtol=1e-10)
 
 
 def test_on_a_linear_classifier_it_is_irm() -> None:
