@@ -250,8 +250,8 @@ def _blank(server: servers.Server) -> Upload:
 def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> Aggregator:
     """Return the aggregator of `Upload`."""
     weight = aggregators.weight_of(weighting)
-    of_parts = Upload(aggregators.mean(weight), side.aggregate, aggregators.weight_sum(weight))
-    return aggregators.combine(of_parts)
+    mean, total = aggregators.mean(weight), aggregators.weight_sum(weight)
+    return aggregators.combine(Upload(mean, side.aggregate, total))
 
 
 def _update(

@@ -65,8 +65,8 @@ def evaluate(
     """
     axis = devices.chunked(1) if axis is None else axis
     if algorithm.personal and seen:
-        num_local = axis.local_clients(federation.num_clients).shape[0]
-        chex.assert_tree_shape_prefix(state.clients, (num_local,))
+        here = axis.local_clients(federation.num_clients)
+        chex.assert_tree_shape_prefix(state.clients, here.shape)
     (scores,) = evaluate_each(
         algorithm,
         state,

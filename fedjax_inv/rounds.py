@@ -5,8 +5,8 @@ Four laws hold for all algorithms:
    axis, the order of slots and empty slots cannot change a result.
 2. Absent slots write nothing and weigh nothing; a client without examples is absent.
 3. An exchange that nobody attends leaves the server and every client as they were.
-4. A client whose upload, metrics or own state hold a NaN or an infinity is reported; with
-   `drop_nonfinite` it counts as absent.
+4. A client whose reply holds a NaN or an infinity is reported; with `drop_nonfinite` it counts as
+   absent.
 """
 
 from typing import NamedTuple
@@ -98,11 +98,10 @@ def init(
     axis = devices.vmapped() if axis is None else axis
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
-    num_clients, server_key = federation.num_clients, jax.random.fold_in(key, 0)
-    server = algorithm.init_server(
-        Setup(variables, num_clients, sample, server_key, federation.size > 0)
-    )
-    who = axis.local_clients(num_clients)
+    has_examples, server_key = federation.size > 0, jax.random.fold_in(key, 0)
+    setup = Setup(variables, federation.num_clients, sample, server_key, has_examples)
+    server = algorithm.init_server(setup)
+    who = axis.local_clients(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
     broadcast_history: tuple[Tree, ...] = tuple(() for _ in algorithm.exchanges)
     if history > 1:
@@ -113,10 +112,9 @@ def init(
 
 
 def _stored(leaf: Array) -> Array:
-    """Return a leaf as rounds return it.
+    """Return a copy, so that a state can be donated although leaves started as one array.
 
-    It is a copy, so that a state can be donated although several leaves started as one array. Its
-    type is not weak, as that of `jnp.full(3, 0.5)` is, or the second segment would compile again.
+    Its type is not weak, as that of `jnp.full(3, 0.5)` is, or a second segment would compile again.
     """
     return jnp.array(leaf, dtype=jnp.asarray(leaf).dtype)
 
@@ -137,8 +135,7 @@ def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federat
 
 
 def _assert_same(found: Tree, before: Tree, text: str) -> None:
-    """Assert that a state keeps its structure, its shapes and its types."""
-    # Of JAX: in a program a leaf of NumPy's float64 is float32, unless x64 is on.
+    """Assert that a state keeps its structure, its shapes and its types, which are those of JAX."""
     both = jax.eval_shape(lambda: (found, before))
     chex.assert_trees_all_equal_shapes_and_dtypes(*both, custom_message=text)
 
@@ -239,8 +236,7 @@ def step(
     """
     chex.assert_rank(list(cohort), 1)
     chex.assert_equal_shape(list(cohort))
-    num_local = axis.local_clients(federation.num_clients).shape[0]
-    chex.assert_tree_shape_prefix(state.clients, (num_local,))
+    chex.assert_tree_shape_prefix(state.clients, axis.local_clients(federation.num_clients).shape)
     state, cohort, federation = tree.on_device((state, cohort, federation))
     reports = []
     for index, exchange in enumerate(algorithm.exchanges):

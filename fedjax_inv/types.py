@@ -312,10 +312,8 @@ class Exchange(NamedTuple):
     aggregate: Aggregator  # of the whole upload; `aggregators.combine` joins those of its parts
     update: Update
     attends: Attends = lambda server, who, round: True
-    # A second message, which is never delayed.
-    broadcast_undelayed: Broadcast = lambda server: ()
-    # server -> an upload of zeros, if a client's last upload may stand in for a missing one; None:
-    # it may not
+    broadcast_undelayed: Broadcast = lambda server: ()  # a second message, which is never delayed
+    # server -> an upload of zeros, if a client's last one may stand in for a missing one
     blank: Callable[[Tree], Tree] | None = None
 
 
@@ -366,6 +364,5 @@ class Facts(NamedTuple):
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
     needs_classes: bool = False  # is for targets that are classes alone
     means_of_targets: bool = False  # its loss takes means of targets [B, K], of one-hot classes too
-    # of float32 products on GPUs and TPUs, one of `platforms.PRECISIONS`
-    precision: str = "default"
+    precision: str = "default"  # of float32 products on GPUs and TPUs (`platforms.PRECISIONS`)
     infinite: tuple[str, ...] = ()  # settings for which infinity has a meaning
