@@ -302,3 +302,35 @@ def test_statistics_do_not_depend_on_the_network_that_a_late_client_did_not_see(
     assert_close(late, alone)
     with pytest.raises(AssertionError):
         assert_close(after(one_client_a_round([0, 3], [1, 0], [0, 0])), alone)
+
+
+# What a method's author gets wrong: the error names the leaf, or the exchange.
+
+
+def with_step(**changed: Any) -> Algorithm:
+    gradient = averaging.gradient(MODEL, squared)
+
+    def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
+        return gradient(variables, batch, key)._replace(**changed)
+
+    return family(lambda visit: grad_fn)
+
+
+def family(gradient_from: Any = None, **hooks: Any) -> Algorithm:
+    gradient = gradient_from or (lambda visit: averaging.gradient(MODEL, squared))
+    given = {"server_optimizer": optax.sgd(1.0), "weighting": "size", **hooks}
+    return averaging.averaging(MODEL, WORK, gradient, **given)
+
+
+WRONG = {
+    "grads/head/w": lambda: with_step(grads=Halves({}, {"w": jnp.zeros(()), "b": jnp.zeros(())})),
+    "loss": lambda: with_step(metrics={"loss": jnp.zeros(3)}),
+    "client": lambda: family(init_client=lambda server, who: 0, remember=lambda visit, _: 0.5),
+    "update": lambda: family(side=averaging.SideState(update=lambda state, upload, delta: delta)),
+}
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_a_wrong_shape_or_type_is_named_by_its_place(place: str) -> None:
+    with pytest.raises(AssertionError, match=place):
+        run(WRONG[place]())

@@ -210,44 +210,6 @@ def test_nothing_is_predicted_if_it_is_not_needed(personal: bool) -> None:
         assert len(looked) == expected_looks
 
 
-def within(outputs: Array, y: Array, mask: Array) -> Array:
-    """The share of the real examples whose prediction is close."""
-    close = jnp.abs(outputs - y).max(1) < 1
-    return jnp.where(mask, close, False).sum() / jnp.maximum(mask.sum(), 1)
-
-
-def squared(outputs: Array, y: Array, mask: Array) -> Array:
-    errors = ((outputs - y) ** 2).sum(1)
-    return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1)
-
-
-@pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
-def test_the_loss_and_the_score_may_be_those_of_a_regression(personal: bool) -> None:
-    """Of trees of inputs and two numbers an example."""
-    rng = np.random.default_rng(0)
-    x = {"left": rng.normal(size=(12, 3)), "right": rng.normal(size=(12, 3))}
-    data = built.examples(jax.tree.map(np.float32, x), rng.normal(size=(12, 2)).astype(np.float32))
-    federation = built.of_parts(data, [np.arange(5), np.arange(0), np.arange(5, 12)])
-
-    def line(server: Tree, own: Any, x: Tree) -> Array:
-        return jnp.stack([x["left"].sum(1), x["right"].max(1)], 1) * 0.3
-
-    regression = algorithm(personal)._replace(predict=line)
-    scores = jax.jit(
-        lambda: evaluation.evaluate(
-            regression, state(3), federation, batch_size=4, loss=squared, score=within
-        )
-    )()
-    outputs = np.stack([x["left"].sum(1), x["right"].max(1)], 1) * 0.3
-    error = outputs - np.asarray(data.y)
-    for who, rows in ((0, slice(5)), (2, slice(5, 12))):
-        np.testing.assert_allclose(scores.loss[who], (error[rows] ** 2).sum(1).mean(), rtol=1e-5)
-        close = (np.abs(error[rows]).max(1) < 1).mean()
-        assert 0 < close < 1
-        np.testing.assert_allclose(scores.score[who], close, rtol=1e-6)
-    assert_equal((scores.score[1], scores.loss[1]), (np.float32(0), np.float32(0)))
-
-
 SCORES = evaluation.Scores(
     np.float32([0.5, 0.0, 1.0, 0.25]), np.float32([1.0, 0.0, 0.2, 2.0]), np.int32([4, 0, 1, 8])
 )

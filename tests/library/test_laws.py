@@ -12,7 +12,7 @@ import pytest
 
 import slow
 from examples.fednova import fednova
-from fedjax_inv import averaging, laws, local, models
+from fedjax_inv import averaging, laws, models
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.data.federation import examples
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Step, Tree, Visit, Work
@@ -84,13 +84,8 @@ def compares_its_default(model: Model, work: Work, *, penalty: float = 0.5) -> A
 
 COUNT, RNG = itertools.count(1), np.random.default_rng(0)
 BUGS_OF_TRACES: dict[str, tuple[Any, str]] = {
-    "takes no work": (lambda model: None, "a_round_can_be_traced"),
     "returns a number": (lambda model, work: 3, "a_round_can_be_traced"),
     "asks for the round in Python": (asks_for_the_round_in_python, "a_round_can_be_traced"),
-    "reports a vector": (
-        stepping(lambda step: step._replace(metrics={"loss": jnp.zeros(1)})),
-        "a_round_can_be_traced",
-    ),
     "a client's number becomes an integer": (
         hooked(
             init_client=lambda server, who: jnp.zeros(()),
@@ -138,24 +133,9 @@ def forgets_the_mask(model: Model, work: Work) -> Algorithm:
     return built(model, work, lambda visit: grad_fn)
 
 
-def folds_without_the_mask(visit: Visit, trained: Any) -> Array:
-    return local.fold(visit.shard, lambda batch: batch.x.mean(), batch_size=4)
-
-
 def sees_all_examples(visit: Visit, trained: Any) -> Array:
     mean = visit.shard.data.x.mean()
     return jnp.where(mean > 1, 0.5, 1.0) + 0 * mean
-
-
-def hears_the_newest_message(model: Model, work: Work) -> Algorithm:
-    algorithm = built(model, work)
-    (exchange,) = algorithm.exchanges
-
-    def client(visit: Visit) -> Any:
-        return exchange.client(visit._replace(message=visit.undelayed_message))
-
-    changed = exchange._replace(broadcast_undelayed=exchange.broadcast, client=client)
-    return algorithm._replace(exchanges=(changed,))
 
 
 def counts_clients(weight: Callable[[Cohort], Any]) -> Factory:
@@ -191,10 +171,6 @@ def predicts_by_the_batch(model: Model, work: Work) -> Algorithm:
 
 BUGS_OF_RUNS: dict[str, tuple[Factory, set[str]]] = {
     "forgets the mask": (forgets_the_mask, {"what_fills_a_batch_does_not_matter"}),
-    "folds without the mask": (
-        hooked(scale_delta=folds_without_the_mask),
-        {"what_fills_a_batch_does_not_matter"},
-    ),
     "weighs by slot": (
         hooked(weighting=lambda slots: slots.position + 1.0),
         {"the_order_of_slots_does_not_matter"},
@@ -207,7 +183,6 @@ BUGS_OF_RUNS: dict[str, tuple[Factory, set[str]]] = {
         lambda model, work: built(model, laws.epochs(0.1)),
         {"delays_seeds_and_numbers_matter"},
     ),
-    "hears the newest message": (hears_the_newest_message, {"delays_seeds_and_numbers_matter"}),
     "sees all examples": (
         hooked(scale_delta=sees_all_examples),
         {

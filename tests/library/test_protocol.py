@@ -16,8 +16,8 @@ import pytest
 import federations
 import slow
 from federations import NUM_CLIENTS, SHAPES, TABLE, assert_close, plain
-from fedjax_inv import algorithms, averaging, devices, laws, local, models, rounds, tree
-from fedjax_inv.types import Algorithm, Array, Cohort, Model, Shard, Tree
+from fedjax_inv import algorithms, devices, laws, models, rounds, tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Model, Tree
 
 OF_DEVICES = "devices_chunks_and_empty_slots_do_not_matter"
 CASES = [
@@ -208,24 +208,3 @@ def test_what_is_learned_of_features_of_bfloat16_is_float32(name: str) -> None:
     state = after_a_round(algorithm, federations.initial(model, jax.random.key(0)))
     types = {leaf.dtype for leaf in jax.tree.leaves(state.server)}
     assert {kind.name for kind in types if jnp.issubdtype(kind, jnp.floating)} == {"float32"}
-
-
-def test_a_larger_capacity_of_a_full_batch_changes_nothing() -> None:
-    model, federation = federations.small_normed(), federations.federation()
-    variables = federations.initial(model, jax.random.key(0))
-    grad_fn = averaging.gradient(model)
-
-    def trained(capacity: int) -> Tree:
-        work = local.full_batch(optax.sgd(0.1), capacity=capacity, num_steps=2)
-
-        def train(who: Array) -> Tree:
-            start, size = federation.start[who], federation.size[who]
-            shard = Shard(federation.data, federation.order, start, size, who)
-            return work.run(grad_fn, work.init(variables), shard, jax.random.key(0))
-
-        return jax.jit(jax.vmap(train))(jnp.arange(NUM_CLIENTS))
-
-    exact = trained(max(federations.SIZES))
-    assert_close(trained(max(federations.SIZES) + 4), exact)
-    kernels = exact.local.variables.params.head["blocks_0"]["Dense_0"]["kernel"]
-    assert jnp.abs(kernels[3] - kernels[4]).max() > 1e-3

@@ -7,24 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import federations
 from federations import assert_equal
-from fedjax_inv import aggregators, devices, local, rounds, tree
+from fedjax_inv import aggregators, devices, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
     Cohort,
     Exchange,
-    Halves,
     Reply,
     Setup,
-    Step,
     Tree,
-    Variables,
     Visit,
 )
 
@@ -360,43 +356,6 @@ def test_parameters_in_half_precision_are_refused(dtype: Any) -> None:
     variables = {"scale": jnp.zeros(2), "w": jnp.zeros(3, dtype)}
     with pytest.raises(UsageError, match="variables"):
         rounds.init(one(), variables, FEDERATION, jax.random.key(0))
-
-
-def test_a_client_with_more_examples_than_a_full_batch_is_reported() -> None:
-    """It is not trained on some of them, and is dropped on demand as a client that diverges."""
-    work = local.full_batch(optax.sgd(1.0), capacity=4)
-    variables = Variables(Halves(jnp.zeros(()), ()), Halves((), ()))
-
-    def grad_fn(variables: Variables, batch: Any, key: Array) -> Step:
-        return Step(Halves(-batch.mask.sum().astype(jnp.float32), ()), variables.stats, {})
-
-    def trains(visit: Visit) -> Reply:
-        trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
-        return Reply((), trained.local.variables, trained.metrics)
-
-    algorithm = Algorithm(
-        lambda setup: setup.variables,
-        lambda server, who: (),
-        (
-            Exchange(
-                lambda server: server,
-                trains,
-                aggregators.total(),
-                lambda server, aggregated, cohort: aggregated,
-            ),
-        ),
-        lambda server, own, x: x,
-    )
-    step = functools.partial(rounds.step, algorithm, axis=devices.vmapped(), drop_nonfinite=True)
-    state, (report,) = jax.jit(step)(
-        rounds.init(algorithm, variables, FEDERATION, jax.random.key(0)),
-        federations.cohort([0, 1, 2, 3, 4]),
-        FEDERATION,
-    )
-    # The clients have 4, 0, 1, 7 and 5 examples.
-    assert_equal(report.finite, np.array([True, True, True, False, False]))
-    assert_equal(report.present, np.array([True, False, True, False, False]))
-    assert state.server.params.body == 4 + 1
 
 
 def test_run_stacks_the_reports_of_its_steps() -> None:
