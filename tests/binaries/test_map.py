@@ -20,7 +20,8 @@ from fedjax_inv.types import Examples
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
-from fedjax_inv_experiments.running import launch, loop
+from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import launch
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
 from fedjax_inv_experiments.shift_map.cells import Cell
 from fedjax_inv_experiments.studies import study
@@ -240,13 +241,13 @@ def test_a_small_map_to_which_a_row_is_added(
     for ending in (".md", ".tex", ".png", ".pdf", "_runs.csv"):
         assert (folder / f"map_some{ending}").stat().st_size > 100
 
-    begun, run_cell = [], loop.run_cell
+    begun, train_cell = [], cells.train
 
-    def counted(job: loop.Job, *more: Any) -> Any:
+    def counted(job: cells.Job, *more: Any) -> Any:
         begun.append(job.cell.algorithm)
-        return run_cell(job, *more)
+        return train_cell(job, *more)
 
-    monkeypatch.setattr(loop, "run_cell", counted)
+    monkeypatch.setattr(cells, "train", counted)
     own = "fedjax_inv.algorithms.fedavg:fedavg"
     beside = shutil.copy(folder / "map_some.csv", tmp_path / "other.csv")
     words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={beside}")
