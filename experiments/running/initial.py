@@ -60,11 +60,6 @@ def _error(chosen: Config, text: str) -> UsageError:
     return flag_error("init_from", chosen.init_from, text)
 
 
-def is_gone(chosen: Config) -> bool:
-    """Whether --init_from names a run that does not exist, or not any more."""
-    return bool(chosen.init_from) and not (_place(chosen)[0] / "config.json").is_file()
-
-
 def _place(chosen: Config) -> tuple[Path, int | None]:
     """The run folder that --init_from names, and the checkpoint's round if it names one."""
     path = Path(chosen.init_from).expanduser()

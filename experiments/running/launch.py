@@ -118,19 +118,15 @@ def prepared(
     events.check(config.tensorboard)
     check_run_dir(folder)
     machine.connect(config)
-    is_gone = initial.is_gone(config)
-    start = None if is_gone else start_of(config)
     if (folder / "result.json").exists() and not config.init_from:
         # If nothing is left to run, the report needs the first seed's data alone.
         first = assemble.assemble(config, config.seeds[:1])
         places, begun = _places(first, folder, in_folders), _begun(first)
         if None not in _finished(first, places, begun).values():
             return Launch(first, folder, places, begun, shared, label)
-    assembled = assemble.assemble(config, start=start)
+    assembled = assemble.assemble(config, start=start_of(config))
     assembled.check_fit()
     places, begun = _places(assembled, folder, in_folders), _begun(assembled)
-    if is_gone:
-        _check_started(config, places.values())
     # Before the lock, whose file must not lie in another run's folder.
     _finished(assembled, places, begun)
     if shared is None:  # of several launches, those of a study, `check` comes first
@@ -283,14 +279,6 @@ def start_of(config: Config) -> assemble.Start:
         return initial.variables(config, shapes, seeds)
 
     return start
-
-
-def _check_started(config: Config, places: Iterable[Path]) -> None:
-    """Raises UsageError if --init_from is gone and a run has not started from its network yet."""
-    for place in places:
-        has_begun = config.resume and checkpoints.rounds(place / "checkpoints")
-        if not (has_begun or (place / "result.json").exists()):
-            assemble.assemble(config, start=start_of(config))  # raises the error
 
 
 def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, Path]:

@@ -20,7 +20,7 @@ from fedjax_inv.types import Examples
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
-from fedjax_inv_experiments.running import cell as cells
+from fedjax_inv_experiments.running import cell as trained
 from fedjax_inv_experiments.running import launch
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
 from fedjax_inv_experiments.shift_map.cells import Cell
@@ -241,13 +241,13 @@ def test_a_small_map_to_which_a_row_is_added(
     for ending in (".md", ".tex", ".png", ".pdf", "_runs.csv"):
         assert (folder / f"map_some{ending}").stat().st_size > 100
 
-    begun, train_cell = [], cells.train
+    begun, train_cell = [], trained.train
 
-    def counted(job: cells.Job, *more: Any) -> Any:
+    def counted(job: trained.Job, *more: Any) -> Any:
         begun.append(job.cell.algorithm)
         return train_cell(job, *more)
 
-    monkeypatch.setattr(cells, "train", counted)
+    monkeypatch.setattr(trained, "train", counted)
     own = "fedjax_inv.algorithms.fedavg:fedavg"
     beside = shutil.copy(folder / "map_some.csv", tmp_path / "other.csv")
     words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={beside}")
