@@ -27,9 +27,9 @@ single network model.safetensors holds the server's state.
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -38,24 +38,16 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.checks import UsageError
 
-from . import figures, tables
+from . import export, figures, finished, predictions, tables
+from .finished import Runs
 from .flags import command
-from .flags.flag import (
-    check_picture,
-    check_place,
-    flag,
-    flag_error,
-    number_or,
-)
+from .flags.flag import check_picture, check_place, flag, flag_error, number_or
 from .flags.outside import Named
 from .parts import data as data_flags
 from .parts import metrics
 from .parts.objective import ACCURACY, Measure
-from .reporting import export, finished, predictions
-from .reporting.finished import Runs
-from .reporting.predictions import Predicted
+from .predictions import Predicted
 from .running import files
-from .tables import table
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values
@@ -96,8 +88,8 @@ class Evaluated(NamedTuple):
     score: Measure
     # A row for each seed and each domain, class (label, value) and client: `by` and `name`
     scores: pd.DataFrame
-    # [K, K], of the examples that no client holds, all seeds together; None unless each output is
-    # of a class
+    # [K, K] how many examples of each class (row) are predicted as each class (column), of those
+    # that no client holds, all seeds together; None unless each output is of a class
     confusion: np.ndarray | None
 
 
@@ -110,10 +102,9 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
     metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
         asked = data_flags.like(runs.config, options.dataset, options.data_dir)
-        new = predictions.new_parts(
-            f"--dataset={options.dataset}", data_flags.load(asked, like=old), old
-        )
-    which = predictions.chosen(runs)
+        read = data_flags.load(asked, like=old)
+        new = predictions.new_parts(f"--dataset={options.dataset}", read, old)
+    which = finished.chosen(runs)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
     found: dict[int, Predicted] = {}
     lacking = []
@@ -126,7 +117,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
             lacking.append(error)
             continue
         found[index] = of
-        width = of.outputs[0].shape[1]
+        width = of.outputs.shape[1]
         for name in ("metrics", "predictions"):
             if getattr(options, name) and width != len(old.classes):
                 text = f"needs an output for each of {len(old.classes)} targets, there are {width}"
@@ -138,58 +129,54 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
 
 def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
     """The scores of predictions. asked: names of metrics."""
-    task, classes = runs.data.task, runs.data.dataset.classes
-    rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
-    outputs, y = map(np.concatenate, zip(*map(predictions.of_new_clients, found), strict=True))
-    matrix = None
-    if task.kind == "classes" and outputs.shape[1] == len(classes):
-        matrix = confusion(outputs.argmax(1), y, len(classes))
-    return Evaluated(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
-
-
-def confusion(predicted: np.ndarray, y: np.ndarray, num_classes: int) -> np.ndarray:
-    """[K, K] how many examples of each class (row) are predicted as each class (column)."""
     from sklearn.metrics import confusion_matrix  # its import takes a second
 
-    return confusion_matrix(y, predicted, labels=range(num_classes))
+    task, classes = runs.data.task, runs.data.dataset.classes
+    rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
+    outputs, y = map(np.concatenate, zip(*(of.of_new_clients() for of in found), strict=True))
+    matrix = None
+    if task.kind == "classes" and outputs.shape[1] == len(classes):
+        matrix = confusion_matrix(y, outputs.argmax(1), labels=range(len(classes)))
+    return Evaluated(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
 
 
 def printed(of: Evaluated) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     column, of_column = predictions.COLUMNS[of.kind]
+    there = set(of.scores["by"])
     parts = [_table(of, "domain", of.score, "domain", "split")]
-    if len(of.classes) > 1 and column in set(of.scores["by"]):
+    if len(of.classes) > 1 and column in there:
         parts.append(_table(of, column, of_column, column))
-    if "client" in set(of.scores["by"]):
+    if "client" in there:
         parts.append(_table(of, "client", of.score, "client, the worst first", "domain"))
     if of.confusion is not None and len(of.classes) <= _MOST:
         counts = pd.DataFrame(of.confusion, columns=[*of.classes])
         counts.insert(0, "is, taken for", of.classes)
-        parts.append(tables.text(counts))
-    return "\n\n".join(parts)
+        parts.append(counts)
+    return tables.printed(parts)
 
 
-def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = "") -> str:
+def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = "") -> pd.DataFrame:
     """The scores by one column of the frame. about: another column that is shown."""
-    groups = [group for _, group in of.scores[of.scores["by"] == by].groupby("name", sort=False)]
-    if by == "client":
-        groups.sort(key=lambda group: measure.rank(group["score"].mean()))
-        heading += f" ({_MOST} of {len(groups)})" if len(groups) > _MOST else ""
-
-    def text(name: str, write: Callable[[Sequence[float]], str]) -> Callable[[pd.DataFrame], str]:
-        """Of the seeds in which a number is defined."""
-        return lambda group: write(known) if len(known := [*group[name].dropna()]) else ""
-
-    shown: dict[str, Callable[[pd.DataFrame], str]] = {heading: lambda g: g["name"].iloc[0]}
+    rows = of.scores[of.scores["by"] == by]
+    score = {measure.heading(): ("score", tables.known(tables.text_of(measure)))}
+    columns: dict[str, Any] = score
     if about:  # each seed may deal another domain to a client
-        shown[about] = lambda group: " or ".join(group[about].unique())
-        shown["examples"] = text("examples", lambda values: f"{np.mean(values):g}")
-    shown[measure.heading()] = text("score", tables.text_of(measure))
-    if about:
-        shown["loss"] = text("loss", lambda values: f"{np.mean(values):.3f}")
-        asked = of.scores.columns[list(of.scores.columns).index("loss") + 1 :]
-        shown |= {name: text(name, lambda values: tables.spread(values, ".4g")) for name in asked}
-    return table(groups[:_MOST] if by == "client" else groups, shown)
+        columns = {about: (about, lambda each: " or ".join(each.unique()))}
+        columns["examples"] = "examples", tables.known(lambda each: f"{np.mean(each):g}")
+        columns |= score
+        columns["loss"] = "loss", tables.known(lambda each: f"{np.mean(each):.3f}")
+        form = tables.known(lambda each: tables.spread(each, ".4g"))
+        asked = rows.columns[list(rows.columns).index("loss") + 1 :]
+        columns |= {name: (name, form) for name in asked}
+    table = rows.groupby("name", sort=False).agg(**columns)
+    if by == "client":
+        means = rows.groupby("name", sort=False)["score"].mean()
+        worst = means.sort_values(ascending=measure.higher_is_better, kind="stable")
+        table = table.loc[worst.index]
+        heading += f" ({_MOST} of {len(table)})" if len(table) > _MOST else ""
+        table = table[:_MOST]
+    return table.rename_axis(heading).reset_index()
 
 
 def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
@@ -232,7 +219,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
 
 def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
     """Draws the predictions of the first value for examples that no client holds."""
-    outputs, y = predictions.of_new_clients(of)
+    outputs, y = of.of_new_clients()
     some = slice(None, None, -(-len(y) // _MOST_POINTS))
     truth, predicted = y.reshape(len(y), -1)[some, 0], outputs[some, 0]
     axis.plot(truth, predicted, "o", ms=3, alpha=0.5)

@@ -10,11 +10,9 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from . import data_figures, figures, selection, tables
+from . import data_figures, figures, finished, predictions, selection, tables
 from .experiment.assemble import Assembled
 from .experiment.config import Config
-from .reporting import predictions
-from .reporting.finished import NotSaved
 from .running import files, log, provenance
 from .running import folder as folders
 from .running.launch import FinishedCell
@@ -22,13 +20,13 @@ from .running.records import Origin, Result, Sweep
 from .tables import Part
 
 
-def write(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
-    """Writes tables and figures, and returns the text to print. finished: the cells in order."""
-    draw(assembled, folder, finished)
-    return write_table(assembled, folder, finished)
+def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
+    """Writes tables and figures, and returns the text to print. cells: in order."""
+    draw(assembled, folder, cells)
+    return write_table(assembled, folder, cells)
 
 
-def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> None:
+def draw(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> None:
     """Writes the figures."""
     config = assembled.config
     held_out, seed = assembled.cells[0].held_out, config.seeds[0]
@@ -37,35 +35,35 @@ def draw(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -
     holders = data_figures.holders_of(split, is_wrong)
     title = data_figures.title_of(config.title, held_out, seed)
     data_figures.draw(folder / "partition.png", dataset, holders, is_wrong, title=title)
-    figures.write(folder, finished, title=_title(config), rule=config.select)
+    figures.write(folder, cells, title=_title(config), rule=config.select)
 
 
-def write_table(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> str:
+def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
     paper = dict(entry.split("=", 1) for entry in config.paper)
     rule = config.select
-    results = [(cell.label, cell.result) for cell in finished]
+    results = [(cell.label, cell.result) for cell in cells]
     more: list[Part] = []
     if config.metrics:
-        more = _metrics(assembled, folder, finished)
+        more = _metrics(assembled, folder, cells)
     else:
         files.remove(folder / "metrics.csv")
     text = tables.write(folder, results, title=title, paper=paper, rule=rule, more=more)
-    write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in finished])
-    if finished[0].folder != folder:  # a cell in the run folder has written its result already
-        files.write_json(folder / "result.json", Sweep(title, [cell.result for cell in finished]))
+    write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in cells])
+    if cells[0].folder != folder:  # a cell in the run folder has written its result already
+        files.write_json(folder / "result.json", Sweep(title, [cell.result for cell in cells]))
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."
-    if others := _others(folder, finished):
+    if others := _others(folder, cells):
         where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
     return f"\n{title}\n\n{text}\n\n{selection.explained(rule)}\n{where}"
 
 
-def _others(folder: Path, finished: Sequence[FinishedCell]) -> list[str]:
+def _others(folder: Path, cells: Sequence[FinishedCell]) -> list[str]:
     """The names of the folders in a sweep's that hold cells of an earlier, wider sweep."""
-    of_this = {cell.folder for cell in finished}
+    of_this = {cell.folder for cell in cells}
     if folder in of_this:  # a run of `train` has no folders of cells
         return []
     there = {path.parent for path in folder.glob("*/config.json")}
@@ -79,7 +77,7 @@ def _title(config: Config) -> str:
     return f"{config.title}, {config.model}, {rounds}, {seeds}"
 
 
-def _metrics(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell]) -> list[Part]:
+def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
     """Writes metrics.csv, and returns the table of --metrics: a row for each cell and domain.
 
     A line below the table names each run whose state is not there any more.
@@ -87,14 +85,14 @@ def _metrics(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell
     config, classes = assembled.config, assembled.dataset.classes
     rows: list[dict[str, Any]] = []
     lacking: list[str] = []
-    for cell in finished:
+    for cell in cells:
         chosen = selection.choose(cell.label, cell.result, config.select)
         if chosen is None:
             continue
-        runs = predictions.of_folder(cell.folder, assembled)
+        runs = finished.of_folder(cell.folder, assembled)
         algorithm = runs.algorithm(chosen.indices[0])
         about = {"algorithm": cell.label, "held_out": chosen.held_out}
-        of = "" if len(finished) == 1 else f" of {cell.label}, held out {chosen.held_out}"
+        of = "" if len(cells) == 1 else f" of {cell.label}, held out {chosen.held_out}"
         for index in chosen.indices:
             picked = selection.picked_or_last(runs.result.runs[index], config.select)
             # Another rule may have kept another state than this one's, but the last is there.
@@ -104,8 +102,7 @@ def _metrics(assembled: Assembled, folder: Path, finished: Sequence[FinishedCell
             try:
                 found = predictions.predicted(one, algorithm, own)
             except UsageError as error:
-                why = f"its {error.why}" if isinstance(error, NotSaved) else str(error)
-                lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {why}.")
+                lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {error}.")
                 continue
             rows += [
                 about | row

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from ..flags.flag import flag, flag_error
-
-# scikit-learn is imported by the first metric that needs it, as its import takes a second.
 
 _BINS = 15  # of the calibration error
 
@@ -26,12 +25,7 @@ class Predictions(NamedTuple):
     def probabilities(self) -> np.ndarray:
         """[M, K] of classes or labels, in float64."""
         outputs = self.outputs.astype(np.float64)
-        if self.kind == "classes":
-            powers = np.exp(outputs - outputs.max(1, keepdims=True))
-            return powers / powers.sum(1, keepdims=True)
-        # exp of a negative number only, which cannot overflow.
-        small = np.exp(-abs(outputs))
-        return np.where(outputs >= 0, 1, small) / (1 + small)
+        return special.softmax(outputs, 1) if self.kind == "classes" else special.expit(outputs)
 
     @property
     def predicted(self) -> np.ndarray:
@@ -56,60 +50,43 @@ class Metric(NamedTuple):
     of: Callable[[Predictions], float | None]
 
 
-def _balanced_accuracy(of: Predictions) -> float:
-    from sklearn.metrics import recall_score
+def _sklearn() -> Any:
+    from sklearn import metrics  # takes a second
 
-    return recall_score(of.y, of.predicted, labels=np.unique(of.y), average="macro")
+    return metrics
 
 
 def _f1(of: Predictions) -> float:
-    from sklearn.metrics import f1_score
-
+    scores = _sklearn().f1_score
     if of.kind == "classes":
         occurring = np.unique(of.y)
-        return f1_score(of.y, of.predicted, labels=occurring, average="macro", zero_division=0)
+        return scores(of.y, of.predicted, labels=occurring, average="macro", zero_division=0)
     pairs = zip(of.truth.T, of.predicted.T, strict=True)
-    return float(np.mean([f1_score(*pair, zero_division=0) for pair in pairs]))
+    return float(np.mean([scores(*pair, zero_division=0) for pair in pairs]))
 
 
-def _over_columns(
-    score: Callable[[np.ndarray, np.ndarray], float], of: Predictions
-) -> float | None:
+def _over_columns(name: str, of: Predictions) -> float | None:
     """The mean of a score over the classes or labels that are true for some examples, not for all.
 
-    score: (whether it is true [M], its probability [M]) -> its score.
+    name: of a function of scikit-learn of (whether it is true [M], its probability [M]).
     """
     truth, probabilities = of.truth, of.probabilities
     known = np.logical_and(truth.any(0), ~truth.all(0))
     if of.kind == "classes" and len(known) == 2:
         known[0] = False  # the second of two classes is the positive one
+    score = getattr(_sklearn(), name)
     values = [score(truth[:, k], probabilities[:, k]) for k in np.flatnonzero(known)]
     return float(np.mean(values)) if values else None
 
 
-def _auroc(of: Predictions) -> float | None:
-    from sklearn.metrics import roc_auc_score
-
-    return _over_columns(roc_auc_score, of)
-
-
-def _average_precision(of: Predictions) -> float | None:
-    from sklearn.metrics import average_precision_score
-
-    return _over_columns(average_precision_score, of)
-
-
 def _calibration_error(of: Predictions) -> float:
     """The expected calibration error (Guo et al. 2017, Eq. 3)."""
-    if of.kind == "classes":
-        confidence, right = of.probabilities.max(1), of.predicted == of.y
-    else:
-        probabilities = of.probabilities
-        confidence = np.maximum(probabilities, 1 - probabilities).ravel()
+    confidence, right = of.probabilities.max(1), of.predicted == of.y
+    if of.kind == "labels":
+        confidence = np.maximum(of.probabilities, 1 - of.probabilities).ravel()
         right = (of.predicted == of.truth).ravel()
     place = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
-    gaps = np.bincount(place, right - confidence, _BINS)
-    return float(abs(gaps).sum() / len(confidence))
+    return float(abs(np.bincount(place, right - confidence, _BINS)).sum() / len(confidence))
 
 
 def _brier(of: Predictions) -> float:
@@ -117,37 +94,33 @@ def _brier(of: Predictions) -> float:
     return float((squares.sum(1) if of.kind == "classes" else squares.mean(1)).mean())
 
 
-def _mae(of: Predictions) -> float:
-    from sklearn.metrics import mean_absolute_error
-
-    return mean_absolute_error(of.truth, of.outputs)
-
-
-def _rmse(of: Predictions) -> float:
-    from sklearn.metrics import mean_squared_error
-
-    return mean_squared_error(of.truth, of.outputs) ** 0.5
-
-
 def _r2(of: Predictions) -> float | None:
-    from sklearn.metrics import r2_score
-
     varies = np.ptp(of.truth, axis=0) > 0
-    return r2_score(of.truth[:, varies], of.outputs[:, varies]) if varies.any() else None
+    if not varies.any():
+        return None
+    return _sklearn().r2_score(of.truth[:, varies], of.outputs[:, varies])
 
 
-_PREDICTED = ("classes", "labels")
+_PREDICTED, _VALUES = ("classes", "labels"), ("values",)
 METRICS = {
     "balanced_accuracy": Metric(
-        "the mean of the accuracies on each class", ("classes",), _balanced_accuracy
+        "the mean of the accuracies on each class",
+        ("classes",),
+        lambda of: _sklearn().recall_score(
+            of.y, of.predicted, labels=np.unique(of.y), average="macro"
+        ),
     ),
     "f1": Metric("the mean F1 of the classes that occur, or of the labels", _PREDICTED, _f1),
     "auroc": Metric(
         "the area under the ROC curve, the mean over classes against the rest, or over labels",
         _PREDICTED,
-        _auroc,
+        lambda of: _over_columns("roc_auc_score", of),
     ),
-    "average_precision": Metric("the same of average precision", _PREDICTED, _average_precision),
+    "average_precision": Metric(
+        "the same of average precision",
+        _PREDICTED,
+        lambda of: _over_columns("average_precision_score", of),
+    ),
     "calibration_error": Metric(
         f"the expected calibration error in {_BINS} bins", _PREDICTED, _calibration_error
     ),
@@ -156,11 +129,17 @@ METRICS = {
         _PREDICTED,
         _brier,
     ),
-    "mae": Metric("the mean absolute error", ("values",), _mae),
-    "rmse": Metric("the root of the mean squared error", ("values",), _rmse),
-    "r2": Metric(
-        "the coefficient of determination, the mean over values that vary", ("values",), _r2
+    "mae": Metric(
+        "the mean absolute error",
+        _VALUES,
+        lambda of: _sklearn().mean_absolute_error(of.truth, of.outputs),
     ),
+    "rmse": Metric(
+        "the root of the mean squared error",
+        _VALUES,
+        lambda of: _sklearn().mean_squared_error(of.truth, of.outputs) ** 0.5,
+    ),
+    "r2": Metric("the coefficient of determination, the mean over values that vary", _VALUES, _r2),
 }
 
 

@@ -16,9 +16,8 @@ import numpy as np
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
-from .. import figures, selection, tables
+from .. import figures, finished, selection, tables
 from ..experiment import command_line
-from ..reporting import finished
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult

@@ -21,9 +21,8 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-from .. import figures, selection
-from ..reporting import finished
-from ..reporting.finished import OneRun
+from .. import figures, finished, selection
+from ..finished import OneRun
 from ..studies import drawings
 from ..studies.study import RowResult
 from ..tables import table

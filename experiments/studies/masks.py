@@ -17,10 +17,9 @@ from matplotlib.axes import Axes
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Tree
 
-from .. import figures
+from .. import figures, finished
 from ..data_figures import rendered, to_rgb
-from ..reporting import finished
-from ..reporting.finished import OneRun
+from ..finished import OneRun
 from ..studies import drawings
 from ..studies.study import RowResult
 from ..tables import table

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import train
+from fedjax_inv_experiments import export, finished, train
 from fedjax_inv_experiments.experiment import assemble, command_line, config
-from fedjax_inv_experiments.reporting import export, finished
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import launch
 

@@ -8,9 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import figures
+from fedjax_inv_experiments import figures, finished
 from fedjax_inv_experiments.experiment import command_line, config, grid
-from fedjax_inv_experiments.reporting import finished
 from fedjax_inv_experiments.studies import factors, fedcfa, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures

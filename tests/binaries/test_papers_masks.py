@@ -10,10 +10,9 @@ import pytest
 
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
-from fedjax_inv_experiments import sweep
+from fedjax_inv_experiments import finished, sweep
 from fedjax_inv_experiments.data_figures import to_rgb
 from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.reporting import finished
 from fedjax_inv_experiments.studies import masks
 from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 from runs import no_figures

@@ -17,12 +17,11 @@ from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, figures, train
+from fedjax_inv_experiments import evaluate, figures, predictions, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import metrics, objective
 from fedjax_inv_experiments.parts.metrics import Predictions
 from fedjax_inv_experiments.parts.objective import Measure
-from fedjax_inv_experiments.reporting import predictions
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -154,7 +153,8 @@ def test_classes_with_more_outputs_than_classes(
 ) -> None:
     """They have neither accuracies of classes nor confusions."""
     parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
-    of = predictions.Predicted(0, 1, parts, [np.eye(3, 4, 1, np.float32)], [])
+    outputs = np.eye(3, 4, 1, np.float32)
+    of = predictions.Predicted(0, 1, *predictions.joined(parts), outputs)
     task = objective.task(config.of(), "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))

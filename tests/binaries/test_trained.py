@@ -1,5 +1,6 @@
 """Finished runs: the selected state is the one that is saved, exported and evaluated."""
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,11 +21,9 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, train
+from fedjax_inv_experiments import evaluate, export, finished, predictions, train
 from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts import objective
-from fedjax_inv_experiments.reporting import export, finished, predictions
-from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -160,66 +159,31 @@ def test_it_is_the_same_however_often_the_run_is_stopped(
     chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
 
 
-def keeping(job: cells.Job, count: str) -> cells.Job:
-    return job._replace(config=config.changed(job.config, keep_checkpoints=count))
-
-
-def kept_rounds(folder: Path) -> list[int]:
-    return checkpoints.rounds(folder / "checkpoints")
-
-
-@pytest.fixture(scope="module")
-def kept(
-    whole: tuple[Ran, dict[int, Served]], tmp_path_factory: pytest.TempPathFactory
-) -> finished.Runs:
-    """The same runs with all their checkpoints, stopped after the first round."""
-    job = keeping(whole[0].job, "all")
-    folder = halved(job, tmp_path_factory.mktemp("kept") / "run")
-    return finished.open("run", go_on(job, folder))
-
-
 @pytest.mark.slow
-def test_all_checkpoints_stay_and_change_nothing(
-    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs
+def test_all_checkpoints_stay_and_serve(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
 ) -> None:
+    """The same runs with all their checkpoints, stopped after the first round."""
     run, seen = whole
-    assert kept_rounds(kept.path) == [1, 2, 3, 4, 5, 6]
-    assert metrics(kept.path) == metrics(run.folder)
-    chex.assert_trees_all_equal(states(kept.path, 6), states(run.folder, 6))
-    for done in (1, 4, 6):
-        for index in (0, 1):
-            one = kept.run(index, str(done))
-            assert (one.line().round, one.line().run) == (done, index)
-            expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
-            chex.assert_trees_all_equal(one.served(), expected)
-    for state in ("7", "99999"):
-        with pytest.raises(UsageError, match=f"^--state={state}: .* 1, 2, 3, 4, 5, 6, "):
-            kept.run(0, state).line()
-    diverged = [each | {"diverged": each.round > 3} for each in kept.lines]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(kept.__dict__, "lines", diverged)
-        assert kept.run(0, "3").line().round == 3
-        with pytest.raises(UsageError, match=r"its run seed=0 had diverged by round 4$"):
-            kept.run(0, "4").line()
-
-
-def test_the_state_after_a_round_is_evaluated_and_exported(
-    whole: tuple[Ran, dict[int, Served]], kept: finished.Runs, tmp_path: Path
-) -> None:
-    picked = [told["by_rule"]["validation"]["round"] for told in whole[0].runs]
-    done = next(round for round in range(1, 6) if round not in picked)
+    job = run.job._replace(config=config.changed(run.job.config, keep_checkpoints="all"))
+    folder = go_on(job, halved(job, tmp_path / "run"))
+    assert checkpoints.rounds(folder / "checkpoints") == [1, 2, 3, 4, 5, 6]
+    assert metrics(folder) == metrics(run.folder)
+    kept = finished.open("run", folder)
+    for done, index in itertools.product((1, 4, 6), (0, 1)):
+        one = kept.run(index, str(done))
+        assert (one.line().round, one.line().run) == (done, index)
+        expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
+        chex.assert_trees_all_equal(one.served(), expected)
+    with pytest.raises(UsageError, match=r"^--state=7: "):
+        kept.run(0, "7").line()
     with no_figures():
-        evaluate.run(evaluate.Options(str(kept.path), str(done)))
-    scored = pd.read_csv(kept.path / f"evaluation-{done}.csv", dtype={"name": str})
-    scored = scored[scored["name"] == "80"]
-    accuracies = [each.test_score for each in kept.lines if each.round == done]
-    assert (scored["round"] == done).all()
-    np.testing.assert_allclose(scored["score"], accuracies, atol=1e-6)
-    for state in (str(done), str(picked[0])):
-        with no_figures():
-            evaluate.run(evaluate.Options(str(kept.path), state, export=str(tmp_path)))
-        about = json.loads((tmp_path / "seed=0" / "model.json").read_text())
-        assert about["run"] == {"folder": str(kept.path), "state": state, "round": int(state)}
+        evaluate.run(evaluate.Options(str(folder), "4", export=str(tmp_path / "export")))
+    scored = pd.read_csv(folder / "evaluation-4.csv", dtype={"name": str})
+    accuracies = [kept.run(index, "4").line().test_score for index in (0, 1)]
+    np.testing.assert_allclose(scored.loc[scored["name"] == "80", "score"], accuracies, atol=1e-6)
+    about = json.loads((tmp_path / "export" / "seed=0" / "model.json").read_text())
+    assert about["run"] == {"folder": str(folder), "state": "4", "round": 4}
 
 
 @pytest.fixture(scope="module")
@@ -232,32 +196,91 @@ def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarr
 
 
 @pytest.mark.parametrize("state", slow.after(1, ["best", "last"]))
-def test_a_network_that_was_taken_along_does_as_it_did(
+def test_an_evaluation_and_an_export_tell_what_training_told(
     whole: tuple[Ran, dict[int, Served]],
     held_out_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
     state: str,
 ) -> None:
     run, seen = whole
-    with no_figures():
-        text = evaluate.run(evaluate.Options(str(run.folder), state, export=str(tmp_path)))
-    for index, (seed, told) in enumerate(zip((0, 1), run.runs, strict=True)):
-        (x, y), place = held_out_images[index], tmp_path / f"seed={seed}"
+    out = tmp_path / "there" / "it.png"
+    options = evaluate.Options(str(run.folder), state, out=str(out), export=str(tmp_path))
+    text = evaluate.run(options)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    scores = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str, "domain": str})
+    for index, told in enumerate(run.runs):
+        line = told["by_rule"]["validation"] if state == "best" else told["last"]
+        got = scores[scores["seed"] == index]
+        assert (got["round"] == line["round"]).all()
+        domains = got[got["by"] == "domain"].set_index("name")
+        assert set(domains.index) == set(line["domains"])
+        for name, domain in domains.iterrows():
+            expected = line["domains"][name]
+            assert domain["split"] == expected["split"]
+            for key in ("score", "loss", "examples"):
+                assert domain[key] == pytest.approx(expected[key], 1e-4)
+        # A client for each training domain, served by its own network.
+        clients = got[got["by"] == "client"]
+        assert len(clients) == 2
+        assert clients["score"].tolist() == domains.loc[clients["domain"], "score"].tolist()
+        # The network does as it did, and so do the arrays of the clients.
+        (x, y), place = held_out_images[index], tmp_path / f"seed={index}"
         assert str(place) in text
         about = json.loads((place / "model.json").read_text())
-        line = told["by_rule"]["validation" if state == "best" else "last"]
         assert about["run"]["round"] == line["round"]
         assert about["score"]["test"] == line["test_score"]
-        assert about["holds"] == "network"
         network = about["network"]
         model = getattr(models, network["model"])(**network["arguments"])
         like = jax.eval_shape(model.init, jax.random.key(0), x[:1])
-        variables = saved.load(place / "model.safetensors", like)
-        outputs = np.asarray(models.predict(model, variables, x))
-        assert (outputs.argmax(1) == y).mean() == pytest.approx(line["test_score"], abs=1e-6)
-        # And what its clients keep.
+        outputs = models.predict(model, saved.load(place / "model.safetensors", like), x)
+        right = np.asarray(outputs).argmax(1) == y
+        assert right.mean() == pytest.approx(line["test_score"], abs=1e-6)
         mine = jax.tree.map(lambda a, i=index: a[i], seen[line["round"]].clients.variables)
         chex.assert_trees_all_equal(saved.load(place / "clients.safetensors", mine), mine)
+
+
+def test_an_evaluation_on_other_data(
+    whole: tuple[Ran, dict[int, Served]],
+    held_out_images: list[tuple[np.ndarray, np.ndarray]],
+    tmp_path: Path,
+) -> None:
+    run, _ = whole
+    x, y = held_out_images[0]
+    some = y > 4  # classes are known by their names
+    domain = np.where(np.arange(some.sum()) < 9, "a", "b")
+    new, out = tmp_path / "new.npz", tmp_path / "new.png"
+    for arrays in ({"x": x[:, :4], "y": y}, {"x": x, "y": y + 5}):
+        np.savez(new, **arrays)
+        with pytest.raises(UsageError, match=r"^--dataset="), no_figures():
+            evaluate.run(evaluate.Options(str(run.folder), dataset=str(new)))
+    np.savez(new, x=x[some], y=y[some], domain=domain)
+    with no_figures():
+        text = evaluate.run(evaluate.Options(str(run.folder), "last", str(new), str(out)))
+    assert "| a " in text
+    scores = pd.read_csv(tmp_path / "new.csv")
+    runs = finished.open("run", run.folder)
+    algorithm = runs.algorithm()
+    for index, (_, got) in enumerate(scores.groupby("seed")):
+        server = runs.run(index, "last").served().server
+        unseen = algorithm.init_client(server, jax.numpy.int32(0))
+        right = np.asarray(algorithm.predict(server, unseen, x[some])).argmax(1) == y[some]
+        by = {name: each.set_index("name") for name, each in got.groupby("by")}
+        for name in "ab":
+            assert by["domain"].loc[name, "score"] == pytest.approx(right[domain == name].mean())
+        assert by["class"]["examples"].tolist() == np.bincount(y[some]).tolist()
+        # Each client's own network, on all of it.
+        assert by["client"]["examples"].tolist() == [len(right)] * 2
+
+
+def test_scores_of_logits_by_hand() -> None:
+    outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
+    y = np.array([1, 1, 2])
+    scores = predictions.scorer(objective.task(config.of(), "classes"))(outputs, y)
+    assert scores["score"].tolist() == [1, 0, 0]
+    losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
+    np.testing.assert_allclose(scores["loss"], losses, rtol=1e-6)
+    of_classes = predictions.of_columns("classes", outputs[[0, 0, 1, 2]], y[[0, 0, 1, 2]])
+    np.testing.assert_allclose(of_classes, [np.nan, 2 / 3, 0])
 
 
 def test_a_client_without_a_turn_is_exported_as_a_new_one() -> None:
@@ -266,7 +289,6 @@ def test_a_client_without_a_turn_is_exported_as_a_new_one() -> None:
     unseen = averaging.Own({"w": np.full(2, 9.0)}, np.bool_(False))
     found = export._of_clients(own, unseen)
     np.testing.assert_array_equal(found["w"], [[0, 1], [9, 9], [4, 5]])
-    assert export._of_clients({"w": 1}, {"w": 2}) == {"w": 1}
 
 
 class Wrapper(NamedTuple):
@@ -287,185 +309,42 @@ def test_the_exported_arrays_of_a_server() -> None:
     assert export.arrays(of(None), players, ()) == {"players/w": 1, "moves": 2}
 
 
-@pytest.mark.parametrize("state", slow.after(1, ["last", "best"]))
-def test_an_evaluation_on_its_own_data_tells_what_training_told(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, state: str
+@pytest.mark.parametrize("gone", ["", "result.json", "checkpoints"])
+def test_a_folder_that_lacks_something_is_refused(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, gone: str
 ) -> None:
-    run, _ = whole
-    out = tmp_path / "there" / "it.png"
-    text = evaluate.run(evaluate.Options(str(run.folder), state, out=str(out)))
-    if state == "last":  # the same of both seeds
-        assert ", held out: 80, after round 6\n" in text
-    assert out.read_bytes().startswith(b"\x89PNG")
-    told = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str, "domain": str})
-    for (_, got), expected in zip(told.groupby("seed"), run.runs, strict=True):
-        line = expected["by_rule"]["validation" if state == "best" else "last"]
-        assert (got["round"] == line["round"]).all()
-        domains = got[got["by"] == "domain"].set_index("name")
-        assert set(domains.index) == set(line["domains"])
-        for name, domain in domains.iterrows():
-            for key in ("score", "loss", "examples", "split"):
-                told_of = line["domains"][name][key]
-                assert domain[key] == (told_of if key == "split" else pytest.approx(told_of, 1e-4))
-        # A client for each training domain, served by what it keeps.
-        clients = got[got["by"] == "client"]
-        assert len(clients) == 2
-        for _, each in clients.iterrows():
-            assert each["score"] == domains.loc[each["domain"], "score"]
-
-
-def test_an_evaluation_on_other_data(
-    whole: tuple[Ran, dict[int, Served]],
-    held_out_images: list[tuple[np.ndarray, np.ndarray]],
-    tmp_path: Path,
-) -> None:
-    run, _ = whole
-    x, y = held_out_images[0]
-    some = y > 4  # classes are known by their names
-    domain = np.where(np.arange(some.sum()) < 9, "a", "b")
-
-    def refused(words: str, **arrays: Any) -> None:
-        np.savez(tmp_path / "new.npz", **arrays)
-        with pytest.raises(ValueError, match=words) as error, no_figures():
-            evaluate.run(evaluate.Options(str(run.folder), dataset=str(tmp_path / "new.npz")))
-        assert "\n" not in str(error.value)
-
-    refused(r"new.npz: has inputs \[4, 8, 1\], must have \[8, 8, 1\]", x=x[:, :4], y=y)
-    refused("new.npz: has the class 10, must have those of the run, 0, 1", x=x, y=y + 5)
-    np.savez(tmp_path / "new.npz", x=x[some], y=y[some], domain=domain)
-    with no_figures():
-        new, out = str(tmp_path / "new.npz"), str(tmp_path / "new.png")
-        text = evaluate.run(evaluate.Options(str(run.folder), "last", new, out))
-    told = pd.read_csv(tmp_path / "new.csv")
-    assert "| a " in text
-    runs = finished.open("run", run.folder)
-    algorithm = runs.algorithm()
-    for index, (_, got) in enumerate(told.groupby("seed")):
-        server = runs.run(index, "last").served().server
-        outputs = algorithm.predict(server, algorithm.init_client(server, 0), x[some])
-        right = np.asarray(outputs).argmax(1) == y[some]
-        by = {name: part.set_index("name") for name, part in got.groupby("by")}
-        assert by["domain"].loc[["a", "b"], "examples"].tolist() == [9, len(right) - 9]
-        expected = [right[:9].mean(), right[9:].mean()]
-        np.testing.assert_allclose(by["domain"].loc[["a", "b"], "score"], expected)
-        found = by["class"]["score"].isna().tolist()
-        assert found == [True] * 5 + [False] * 5
-        assert by["class"]["examples"].tolist() == np.bincount(y[some]).tolist()
-        # Each client's own network, on all of it.
-        assert by["client"].index.tolist() == ["0", "1"]
-        assert set(by["client"]["examples"]) == {len(right)}
-
-
-def test_what_is_told_of_logits_by_hand() -> None:
-    outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
-    y = np.array([1, 1, 2])
-    told = predictions.scorer(objective.task(config.of(), "classes"))(outputs, y)
-    losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
-    assert told == pytest.approx((3, 1 / 3, np.mean(losses)))
-    counts = evaluate.confusion(outputs.argmax(1), y, 3)
-    np.testing.assert_array_equal(counts, [[0, 0, 0], [1, 1, 0], [1, 0, 0]])
-    of_classes = predictions.of_columns("classes", outputs[[0, 0, 1, 2]], y[[0, 0, 1, 2]])
-    np.testing.assert_allclose(of_classes, [np.nan, 2 / 3, 0])
-
-
-def edited(change: Callable[[Path], Any]) -> Callable[[Path, Path], Path]:
-    """A copy of a run in which something is not as it should be."""
-
-    def copy(folder: Path, to: Path) -> Path:
-        shutil.copytree(folder, to)
-        return change(to) or to
-
-    return copy
-
-
-def result(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    """Changes what result.json says."""
-
-    def write(folder: Path) -> None:
-        told = json.loads((folder / "result.json").read_text())
-        change(told)
-        (folder / "result.json").write_text(json.dumps(told))
-
-    return write
-
-
-def never_agreed(folder: Path) -> None:
-    """Changes a run into one whose rule selects nothing."""
-    begun = json.loads((folder / "config.json").read_text())
-    begun["flags"]["select"] = "agreement"
-    (folder / "config.json").write_text(json.dumps(begun))
-    result(lambda told: [run["by_rule"].update(agreement=None) for run in told["runs"]])(folder)
-
-
-BAD: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "nowhere": ("must be the folder of a run", lambda to: to / "nowhere"),
-    "sweep": ("of a sweep, that of one cell", lambda to: to.parent),
-    "no states": ("no checkpoint any more", lambda to: shutil.rmtree(to / "checkpoints")),
-    "unfinished": ("must be finished", lambda to: (to / "result.json").unlink()),
-    "nothing": (
-        "its run seed=0 has nothing that --select=agreement selects; --state=last has its last",
-        never_agreed,
-    ),
-}
-
-
-PASSED_BY = result(lambda told: told["runs"][0]["by_rule"]["validation"].update(round=99))
-
-
-@pytest.mark.parametrize("how", BAD)
-def test_what_cannot_be_looked_at_is_told_in_one_line(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, how: str
-) -> None:
-    words, change = BAD[how]
-    folder = edited(change)(whole[0].folder, tmp_path / "copy")
-    with pytest.raises(UsageError, match=f"^--run={folder}: .*{words}"), no_figures():
+    folder = tmp_path / "copy"
+    shutil.copytree(whole[0].folder, folder)
+    (folder / gone).rename(tmp_path / "gone")
+    with pytest.raises(UsageError, match=f"^--run={folder}: "), no_figures():
         evaluate.run(evaluate.Options(str(folder)))
 
 
-def test_what_was_not_kept_is_not_taken_along(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+@pytest.mark.parametrize("picked", [None, {"round": 99}])
+def test_a_seed_without_its_state_is_left_out(
+    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, picked: dict[str, Any] | None
 ) -> None:
-    """But the others are."""
-    folder = edited(PASSED_BY)(whole[0].folder, tmp_path / "copy")
+    """The rule picks nothing, or what another rule did not keep; tables of metrics name the seed.
+
+    Where the rule picks nothing, they have its last round.
+    """
+    folder = tmp_path / "copy"
+    shutil.copytree(whole[0].folder, folder)
+    told = json.loads((folder / "result.json").read_text())
+    by_rule = told["runs"][0]["by_rule"]
+    by_rule["validation"] = picked and by_rule["validation"] | picked
+    (folder / "result.json").write_text(json.dumps(told))
     with no_figures():
         text = evaluate.run(evaluate.Options(str(folder), export=str(tmp_path / "export")))
-    assert "Not evaluated: " in text
-    assert [path.name for path in (tmp_path / "export").iterdir()] == ["seed=1"]
-
-
-def test_a_seed_for_which_the_rule_selects_nothing(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
-) -> None:
-    """Tables show its last round, those of metrics, too; `evaluate` leaves it out and says so."""
-    folder = tmp_path / "copy"
-    nothing = result(lambda told: told["runs"][0]["by_rule"].update(validation=None))
-    edited(nothing)(whole[0].folder, folder)
-    with no_figures():
-        text = evaluate.run(evaluate.Options(str(folder)))
         before, _ = folders.read(folder)
-        train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
+        table = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
-    assert "seed=0 has nothing that --select=validation selects; --state=last has" in text
     assert set(pd.read_csv(folder / "evaluation-best.csv")["seed"]) == {1}
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["seed=1"]
     measured = pd.read_csv(folder / "metrics.csv")
-    assert set(measured["seed"]) == {0, 1}
-    assert set(measured.loc[measured["seed"] == 0, "round"]) == {6}
-
-
-def test_metrics_name_the_seeds_that_they_leave_out(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
-) -> None:
-    """With another rule than in training, whose networks were not all saved."""
-    folder = tmp_path / "copy"
-    edited(PASSED_BY)(whole[0].folder, folder)
-    before, _ = folders.read(folder)
-    with no_figures():
-        text = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
-    assert (
-        "\n\nThe metrics leave out seed 0: its network of round 99 was not saved, because --select "
-        "was another rule when it was trained.\n"
-    ) in text
-    assert set(pd.read_csv(folder / "metrics.csv")["seed"]) == {1}
+    assert set(measured["seed"]) == ({1} if picked else {0, 1})
+    assert ("\n\nThe metrics leave out seed 0: " in table) == bool(picked)
+    assert picked or set(measured.loc[measured["seed"] == 0, "round"]) == {6}
 
 
 def test_predictions_do_not_replace_the_data(

@@ -23,11 +23,10 @@ from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
-from fedjax_inv_experiments import evaluate, figures, show_data, train
+from fedjax_inv_experiments import evaluate, figures, predictions, show_data, train
 from fedjax_inv_experiments.experiment import assemble, config
 from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import network, partition
-from fedjax_inv_experiments.reporting import predictions
 from fedjax_inv_experiments.running import launch
 from runs import no_figures, started
 
@@ -291,9 +290,9 @@ def test_new_tables_that_do_not_fit(old: Dataset, tmp_path: Path) -> None:
     first = old._replace(classes=("1", "2", "3"))
     other = first._replace(y=first.y[:2], x=first.x[:2], classes=("0", "2"))
     with pytest.raises(UsageError, match="class 0"):
-        predictions._known_targets("new.npz", other, first)
+        predictions.known_targets("new.npz", other, first)
     named = first._replace(classes=("a", "b", "c"))
-    assert predictions._known_targets("new.npz", other, named).tolist() == [2, 0]
+    assert predictions.known_targets("new.npz", other, named).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from fedjax_inv import averaging, wrapping
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from ..experiment import config, grid
-from ..flags import names
-from ..parts import network as networks
-from ..reporting import finished
-from ..reporting.finished import OneRun, Runs
-from ..running import files
+from . import finished
+from .experiment import config, grid
+from .finished import OneRun, Runs
+from .flags import names
+from .parts import network as networks
+from .running import files
 
 
 def _arguments(runs: Runs) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,15 +15,12 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 
-from .. import selection
-from ..experiment import config
-from ..experiment.assemble import Assembled
-from ..parts import metrics
-from ..parts.metrics import Predictions
-from ..parts.objective import ACCURACY, Measure, Task
-from ..reporting import finished
-from ..reporting.finished import OneRun, Runs
-from ..running import divergence, summary
+from . import finished
+from .finished import OneRun, Runs
+from .parts import metrics
+from .parts.metrics import Predictions
+from .parts.objective import ACCURACY, Measure, Task
+from .running import summary
 
 _BATCH = 256
 
@@ -35,10 +30,6 @@ COLUMNS = {
     "labels": ("label", ACCURACY),
     "values": ("value", Measure("absolute error", higher_is_better=False, is_share=False)),
 }
-
-
-# (a client's state, x [M, ...]) -> outputs [M, K]
-Predict = Callable[[Tree, Tree], np.ndarray]
 
 
 class Part(NamedTuple):
@@ -53,22 +44,20 @@ class Part(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """The predictions of a run for all parts that have examples."""
+    """The predictions of a run for M examples."""
 
     seed: int
     round: int
-    parts: list[Part]
-    outputs: list[np.ndarray]  # [M, K] of each part
-    # (client, the outputs of its own network for all examples of new clients), of other data
-    by_client: list[tuple[int, np.ndarray]]
+    examples: pd.DataFrame  # [M] index (row in the data set), domain, split, client (NA: a new one)
+    y: np.ndarray  # [M, ...] targets
+    outputs: np.ndarray  # [M, K]
+    # (client, the outputs [M, K] of its own network), of other data
+    by_client: Sequence[tuple[int, np.ndarray]] = ()
 
-
-class Scores(NamedTuple):
-    """The scores of the predictions for M examples."""
-
-    examples: int
-    score: float
-    loss: float  # mean
+    def of_new_clients(self) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs and the targets of the examples that no client holds."""
+        is_new = self.examples["client"].isna().to_numpy()
+        return self.outputs[is_new], self.y[is_new]
 
 
 def own_parts(runs: Runs, seed: int) -> list[Part]:
@@ -104,20 +93,15 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
     if here != there:
         raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
-    y = _known_targets(where, new, old)
-    groups = [(name, new.domain == index) for index, name in enumerate(new.domains)]
-
-    def of_rows(rows: np.ndarray) -> Tree:
-        return jax.tree.map(lambda leaf: leaf[rows], new.x)
-
-    return [
-        Part(name, "new", -1, np.flatnonzero(rows), of_rows(rows), y[rows])
-        for name, rows in groups
-        if rows.any()
-    ]
+    y, parts = known_targets(where, new, old), []
+    for index, name in enumerate(new.domains):
+        rows = np.flatnonzero(new.domain == index)
+        x = jax.tree.map(lambda leaf, some=rows: leaf[some], new.x)
+        parts.append(Part(name, "new", -1, rows, x, y[rows]))
+    return parts
 
 
-def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
+def known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
     """The targets of other data, with classes numbered as in the run's data."""
     if new.task != old.task:
         raise UsageError(where, ..., f"has {new.task}, must have {old.task}, as the run")
@@ -140,29 +124,29 @@ def _known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
     return np.array([known[name] for name in new.classes])[new.y]
 
 
-def predictor(algorithm: Algorithm, server: Tree) -> Predict:
-    """The outputs of a server's networks, in batches that are compiled once."""
+def predictor(algorithm: Algorithm, server: Tree) -> Callable[[Tree, Tree], np.ndarray]:
+    """A function from a client's state and x [M, ...] to outputs [M, K], compiled once."""
     outputs = jax.jit(algorithm.predict)
 
     def predict(own: Tree, x: Tree) -> np.ndarray:
-        size = len(jax.tree.leaves(x)[0])
-        rows = np.resize(np.arange(size), -(-size // _BATCH) * _BATCH).reshape(-1, _BATCH)
-        parts = [outputs(server, own, jax.tree.map(lambda a, b=batch: a[b], x)) for batch in rows]
-        found = np.concatenate(parts)[:size]
+        batches = _batches(len(jax.tree.leaves(x)[0]))
+        parts = [outputs(server, own, jax.tree.map(lambda a, b=b: a[b], x)) for b in batches]
+        found = np.concatenate(parts)[: len(jax.tree.leaves(x)[0])]
         # A network of one's own may return [M] for a single value.
         return found[:, None] if found.ndim == 1 else found
 
     return predict
 
 
+def _batches(size: int) -> np.ndarray:
+    """The rows of batches of one size, as each size would be compiled anew; the last is filled."""
+    return np.resize(np.arange(size), -(-size // _BATCH) * _BATCH).reshape(-1, _BATCH)
+
+
 def predicted(
-    one: OneRun,
-    algorithm: Algorithm,
-    parts: Sequence[Part],
-    *,
-    is_new: bool = False,
+    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], *, is_new: bool = False
 ) -> Predicted:
-    """The predictions of a run.
+    """The predictions of a run for all parts that have examples.
 
     is_new: whether the parts are of other data, for which each client's own network predicts, too.
     """
@@ -177,18 +161,28 @@ def predicted(
         return jax.tree.map(lambda leaf: leaf[client], clients)
 
     parts = [part for part in parts if len(part.y)]
-    outputs = [predict(own(part.client), part.x) for part in parts]
+    outputs = np.concatenate([predict(own(part.client), part.x) for part in parts])
     by_client = []
     if algorithm.personal and is_new:
         for client in range(len(jax.tree.leaves(clients)[0])):
-            out = np.concatenate([predict(own(client), part.x) for part in parts])
-            by_client.append((client, out))
-    return Predicted(one.run.seed, one.line().played, parts, outputs, by_client)
+            of_parts = [predict(own(client), part.x) for part in parts]
+            by_client.append((client, np.concatenate(of_parts)))
+    return Predicted(one.run.seed, one.line().played, *joined(parts), outputs, by_client)
+
+
+def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray]:
+    """What is known about the examples of all parts, and their targets."""
+    frames = []
+    for part in parts:
+        about = pd.DataFrame({"index": part.rows}).assign(domain=part.domain, split=part.split)
+        client = pd.NA if part.client < 0 else part.client
+        frames.append(about.assign(client=pd.array([client] * len(about), dtype="Int64")))
+    return pd.concat(frames, ignore_index=True), np.concatenate([part.y for part in parts])
 
 
 @functools.cache  # or every run would compile it anew
-def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], Scores]:
-    """A function from outputs [M, K] and targets [M, ...] to their scores, M above 0."""
+def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
+    """A function from outputs [M, K] and targets [M, ...] to the score and the loss of each."""
 
     def of_one(outputs: Any, y: Any) -> tuple[Any, Any]:
         arguments = outputs[None], y[None], jnp.ones(1, bool)
@@ -196,12 +190,10 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], Scores]:
 
     of_batch = jax.jit(jax.vmap(of_one))
 
-    def scores(outputs: np.ndarray, y: np.ndarray) -> Scores:
-        # In batches of one size, as each size would be compiled anew.
-        rows = np.resize(np.arange(len(y)), -(-len(y) // _BATCH) * _BATCH).reshape(-1, _BATCH)
-        each = [np.stack(of_batch(outputs[batch], y[batch])) for batch in rows]
-        mean = np.concatenate(each, 1)[:, : len(y)].mean(1, dtype=np.float64)
-        return Scores(len(y), float(mean[0]), float(mean[1]))
+    def scores(outputs: np.ndarray, y: np.ndarray) -> pd.DataFrame:
+        each = [np.stack(of_batch(outputs[some], y[some])) for some in _batches(len(y))]
+        both = np.concatenate(each, 1)[:, : len(y)].astype(np.float64)
+        return pd.DataFrame({"score": both[0], "loss": both[1]})
 
     return scores
 
@@ -213,34 +205,34 @@ def rows(
 
     classes: their names. asked: names of metrics; one that is not defined is None.
     """
-    scores = scorer(task)
     found: list[dict[str, Any]] = []
+    each = scorer(task)(of.outputs, of.y)
 
-    def add(by: str, name: str, y: np.ndarray, outputs: np.ndarray, **about: str) -> None:
-        measured = metrics.values(asked, Predictions(task.kind, y, outputs))
-        found.append({"by": by, "name": name, **about, **scores(outputs, y)._asdict(), **measured})
+    def add(
+        by: str, name: str, some: Any, outputs: Any, scores: pd.DataFrame, **about: str
+    ) -> None:
+        means = {"examples": len(some), **scores.iloc[some].mean().to_dict()}
+        measured = metrics.values(asked, Predictions(task.kind, of.y[some], outputs[some]))
+        found.append({"by": by, "name": name, **about, **means, **measured})
 
-    for name, split in dict.fromkeys((part.domain, part.split) for part in of.parts):
-        mine = [i for i, part in enumerate(of.parts) if (part.domain, part.split) == (name, split)]
-        y = np.concatenate([of.parts[i].y for i in mine])
-        outputs = np.concatenate([of.outputs[i] for i in mine])
-        add("domain", name, y, outputs, domain=name, split=split)
-    outputs, y = of_new_clients(of)
+    def groups(*keys: str) -> Any:
+        return of.examples.groupby([*keys], sort=False).indices.items()
+
+    for (domain, split), some in groups("domain", "split"):
+        add("domain", domain, some, of.outputs, each, domain=domain, split=split)
+    outputs, y = of.of_new_clients()
     if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
-        by, values = COLUMNS[task.kind][0], of_columns(task.kind, outputs, y).tolist()
         sizes = [len(y)] * len(classes)
         if task.kind == "classes":
             sizes = np.bincount(y, minlength=len(classes)).tolist()
-        found += [
-            {"by": by, "name": name, "examples": size, "score": value}
-            for name, size, value in zip(classes, sizes, values, strict=True)
-        ]
-    for part, part_outputs in zip(of.parts, of.outputs, strict=True):
-        if part.client >= 0:
-            about = {"domain": part.domain, "split": part.split}
-            add("client", str(part.client), part.y, part_outputs, **about)
+        triples = zip(classes, sizes, of_columns(task.kind, outputs, y).tolist(), strict=True)
+        keys = ("by", "name", "examples", "score")
+        found += [dict(zip(keys, (COLUMNS[task.kind][0], *of), strict=True)) for of in triples]
+    for (client, domain, split), some in groups("client", "domain", "split"):
+        add("client", str(client), some, of.outputs, each, domain=domain, split=split)
     for client, own in of.by_client:
-        add("client", str(client), y, own, domain="all", split="new")
+        scores = scorer(task)(own, of.y)
+        add("client", str(client), np.arange(len(of.y)), own, scores, domain="all", split="new")
     return [{"seed": of.seed, "round": of.round, **each} for each in found]
 
 
@@ -255,62 +247,25 @@ def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (of.predicted == of.truth).mean(0)
 
 
-def of_new_clients(of: Predicted) -> tuple[np.ndarray, np.ndarray]:
-    """The outputs and the targets of the examples that no client holds."""
-    new = [i for i, part in enumerate(of.parts) if part.client < 0]
-    return (
-        np.concatenate([of.outputs[i] for i in new]),
-        np.concatenate([of.parts[i].y for i in new]),
-    )
-
-
 def frame(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:
     """The predictions, a row per run and example. kind: of the targets. classes: their names."""
     frames = []
     for run in found:
-        for part, outputs in zip(run.parts, run.outputs, strict=True):
-            of = Predictions(kind, part.y, outputs)
-            columns: dict[str, Any] = {"seed": run.seed, "round": run.round, "index": part.rows}
-            columns |= {"domain": part.domain, "split": part.split}
-            client = part.client if part.client >= 0 else pd.NA
-            columns["client"] = pd.array([client] * len(part.y), dtype="Int64")
-            if kind == "classes":
-                names = np.array(classes, object)
-                columns |= {"target": names[part.y], "prediction": names[of.predicted]}
-            for k, name in enumerate(classes):
-                ending = "" if len(classes) == 1 else f"_{name}"
-                if kind != "classes":
-                    columns[f"target{ending}"] = of.truth[:, k]
-                    columns[f"prediction{ending}"] = of.predicted[:, k]
-                if kind != "values":
-                    columns[f"probability_{name}"] = of.probabilities[:, k]
-            frames.append(pd.DataFrame(columns))
+        of = Predictions(kind, run.y, run.outputs)
+        columns: dict[str, Any] = {}
+        probabilities = of.probabilities
+        if kind == "classes":
+            names = np.array(classes, object)
+            columns |= {"target": names[run.y], "prediction": names[of.predicted]}
+        for k, name in enumerate(classes):
+            ending = "" if len(classes) == 1 else f"_{name}"
+            if kind != "classes":
+                columns[f"target{ending}"] = of.truth[:, k]
+                columns[f"prediction{ending}"] = of.predicted[:, k]
+            if kind != "values":
+                columns[f"probability_{name}"] = probabilities[:, k]
+        about = run.examples.copy()
+        about.insert(0, "seed", run.seed)
+        about.insert(1, "round", run.round)
+        frames.append(pd.concat([about, pd.DataFrame(columns)], axis=1))
     return pd.concat(frames)
-
-
-def of_folder(folder: Path, assembled: Assembled) -> Runs:
-    """The finished runs of a cell in its folder.
-
-    assembled: the experiment, whose data are not read again if they are of all seeds.
-    """
-    chosen = assembled.config
-    runs = finished.open("run_dir", folder, named=chosen.outside, data_dir=chosen.data_dir)
-    # The rule of this command, which may differ from that in training.
-    runs = dataclasses.replace(runs, config=config.changed(runs.config, select=chosen.select))
-    if set(chosen.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
-        return dataclasses.replace(runs, known_data=assembled)
-    return runs
-
-
-def chosen(runs: Runs) -> list[int]:
-    """The runs with the selected hyperparameters, one of each seed.
-
-    Where --select finds none, they are selected by validation. Raises UsageError if every setting
-    has a seed that diverged.
-    """
-    rule = runs.config.select
-    picked = selection.choose("", runs.result, rule) or selection.choose("", runs.result)
-    if picked is None:
-        text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"
-        raise UsageError(runs.where, ..., text)
-    return picked.indices

@@ -1,4 +1,4 @@
-"""Access to finished runs: their folder, their data and their states."""
+"""Finished runs: their folder, their data and their states."""
 
 import dataclasses
 import functools
@@ -17,27 +17,18 @@ from fedjax_inv.fit import Plan
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from .. import selection
-from ..experiment import assemble, config
-from ..experiment.assemble import Assembled
-from ..experiment.config import Config
-from ..experiment.grid import Cell
-from ..flags import outside
-from ..flags.flag import (
-    flag_error,
-    shown,
-)
-from ..parts import network as networks
-from ..running import (
-    checkpoints,
-    divergence,
-    log,
-    provenance,
-    selected,
-)
-from ..running import folder as folders
-from ..running.records import Line, Result, Start
-from ..running.selected import Served
+from . import selection
+from .experiment import assemble, config
+from .experiment.assemble import Assembled
+from .experiment.config import Config
+from .experiment.grid import Cell
+from .flags import outside
+from .flags.flag import flag_error, shown
+from .parts import network as networks
+from .running import checkpoints, divergence, log, provenance, selected
+from .running import folder as folders
+from .running.records import Line, Result, Start
+from .running.selected import Served
 
 STATES = ("best", "last")
 
@@ -53,6 +44,7 @@ class Runs:
     start: Start
     result: Result
     known_data: Assembled | None = None  # None: to be read
+    states_read: dict[str, Served] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def data(self) -> Assembled:
@@ -86,15 +78,11 @@ class Runs:
 
         rendered: whether inputs are rendered already.
         """
-        dataset = self.data.dataset
-        model = (
-            networks.make(self.config, dataset._replace(render=None))
-            if rendered
-            else self.data.model
-        )
-        hyper = self.cell.runs[index].hyper
-        plain = assemble.algorithm(self.config, self.cell, model, self.data.task, hyper)
-        precision = self.plan.experiment.precision
+        model = self.data.model
+        if rendered:
+            model = networks.make(self.config, self.data.dataset._replace(render=None))
+        run = self.config, self.cell, model, self.data.task, self.cell.runs[index].hyper
+        plain, precision = assemble.algorithm(*run), self.plan.experiment.precision
 
         def predict(server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -112,50 +100,35 @@ class Runs:
         """How the runs are trained."""
         return self.data.plan(self.cell)
 
-    @functools.cached_property
-    def lines(self) -> list[Line]:
-        """All evaluations of the runs."""
-        return log.read(self.path)
-
     def states(self, state: str) -> Served:
         """The states of all runs, in one of STATES or after the round of a checkpoint.
 
         Raises UsageError if there is no such checkpoint, or if it cannot be read.
         """
-        if state not in self._read:
-            done, personal = self._done(), self.algorithm().personal
+        if state not in self.states_read:
+            folder, there = self.path / "checkpoints", self.rounds()
+            if not there:
+                raise UsageError(self.where, ..., "has no checkpoint any more; must have one")
             if state == "best":
-                shapes = selected.of(self.shapes, personal)
-                self._read[state] = checkpoints.selected(self._folder, done, shapes)
+                shapes = selected.of(self.shapes, self.algorithm().personal)
+                found = checkpoints.selected(folder, there[-1], shapes)
             else:
-                done = done if state == "last" else self.check_round(int(state))
-                states = checkpoints.restore(self._folder, done, self.shapes)
-                self._read[state] = jax.device_get(selected.of(states, personal))
-        return self._read[state]
+                done = there[-1] if state == "last" else self.check_round(int(state))
+                states = checkpoints.restore(folder, done, self.shapes)
+                found = jax.device_get(selected.of(states, self.algorithm().personal))
+            self.states_read[state] = found
+        return self.states_read[state]
 
-    @functools.cached_property
-    def _read(self) -> dict[str, Served]:
-        """The states that `states` has read."""
-        return {}
+    def rounds(self) -> list[int]:
+        """The rounds of the checkpoints that are there."""
+        return checkpoints.rounds(self.path / "checkpoints")
 
     def check_round(self, done: int) -> int:
         """The round of a checkpoint; raises UsageError if there is none."""
-        there = checkpoints.rounds(self._folder)
-        if done not in there:
-            allowed = ", ".join([*STATES, *map(str, there)])
+        if done not in self.rounds():
+            allowed = ", ".join([*STATES, *map(str, self.rounds())])
             raise flag_error("state", done, f"must be one of {allowed}, those in {self.path}")
         return done
-
-    @property
-    def _folder(self) -> Path:
-        return self.path / "checkpoints"
-
-    def _done(self) -> int:
-        """The round of the newest checkpoint."""
-        rounds = checkpoints.rounds(self._folder)
-        if not rounds:
-            raise UsageError(self.where, ..., "has no checkpoint any more; must have one")
-        return rounds[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,37 +145,26 @@ class OneRun:
         return self.runs.cell.runs[self.index]
 
     @property
-    def varied(self) -> list[str]:
-        """Its values of the hyperparameters in which runs of the folder differ."""
-        return varied(self.runs.cell, self.index)
-
-    @property
     def name(self) -> str:
-        """Its name among the runs of the folder."""
-        return " ".join([f"seed={self.run.seed}", *self.varied])
+        """Its name among the runs of the folder: its seed, and the values in which they differ."""
+        names = divergence.varied([run.hyper for run in self.runs.cell.runs])
+        values = [f"{name}={shown(self.run.hyper[name])}" for name in names]
+        return " ".join([f"seed={self.run.seed}", *values])
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
         result, rule = self.runs.result.runs[self.index], self.runs.config.select
-        if self.state not in STATES:
-            return self._line_after(int(self.state))
-        best = self.state == "best"
-        line = selection.picked(result, rule) if best else result.last
-        if line is None or (result.diverged and not best):
-            why = "has diverged"
+        if self.state in STATES:
+            line = selection.picked(result, rule) if self.state == "best" else result.last
+        else:
+            done = self.runs.check_round(int(self.state))
+            at = (line for line in log.read(self.runs.path, done) if line.round == done)
+            line = next((line for line in at if line.run == self.index), None)
+        if line is None or line.diverged:
+            why = "had diverged by then"
             if not result.diverged:
                 why = f"has nothing that --select={rule} selects; --state=last has its last state"
             raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
-        return line
-
-    def _line_after(self, done: int) -> Line:
-        """The evaluation after the round of a checkpoint."""
-        self.runs.check_round(done)
-        mine = (line for line in self.runs.lines if line.run == self.index)
-        line = next((line for line in mine if line.round == done), None)
-        if line is None or line.diverged:
-            text = f"its run {self.name} had diverged by round {done}"
-            raise UsageError(self.runs.where, ..., text)
         return line
 
     def served(self) -> Served:
@@ -210,11 +172,14 @@ class OneRun:
 
         Raises UsageError if the run has no such state, or if it cannot be read.
         """
-        found = self.runs.states(self.state)
-        mine = jax.tree.map(lambda leaf: leaf[self.index], found)
+        mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
         at = self.line().round
         if self.state == "best" and mine.round != at:
-            raise NotSaved(self, at)
+            text = (
+                f"of its run {self.name} the network of round {at} was not saved, because --select "
+                "was another rule when it was trained; --state=last has its last network"
+            )
+            raise UsageError(self.runs.where, ..., text)
         return mine
 
     def algorithm(self, *, rendered: bool = False) -> Algorithm:
@@ -222,31 +187,9 @@ class OneRun:
         return self.runs.algorithm(self.index, rendered=rendered)
 
 
-class NotSaved(UsageError):
-    """The network of a run's selected round was not saved.
-
-    Attributes:
-      why: what was not saved and why, without the run.
-    """
-
-    def __init__(self, one: OneRun, done: int) -> None:
-        self.why = (
-            f"network of round {done} was not saved, because --select was another rule when it was "
-            "trained"
-        )
-        text = f"the {self.why}; --state=last has its last network"
-        super().__init__(one.runs.where, ..., f"of its run {one.name} {text}")
-
-
 def unseen(algorithm: Algorithm, server: Tree) -> Tree:
     """The state of a new client; () unless the algorithm is personal."""
     return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
-
-
-def varied(cell: Cell, index: int) -> list[str]:
-    """A run's values of the hyperparameters in which the runs of its cell differ."""
-    names = divergence.varied([run.hyper for run in cell.runs])
-    return [f"{name}={shown(cell.runs[index].hyper[name])}" for name in names]
 
 
 def open(
@@ -285,8 +228,34 @@ def open(
 
 def _alone(chosen: Config, data_dir: str) -> Config:
     """A run's flags, changed to one device of one process, which does not influence its states."""
-    hold = "stream" if chosen.hold == "stream" else "auto"
-    one: dict[str, Any] = {"devices": "1", "hold": hold, "num_processes": 1, "process_id": 0}
-    one["distributed"] = False
-    one |= {"coordinator_address": "", "data_dir": data_dir or chosen.data_dir}
-    return config.changed(chosen, **one)
+    one: dict[str, Any] = {"devices": "1", "num_processes": 1, "process_id": 0}
+    one |= {"distributed": False, "coordinator_address": ""}
+    one["hold"] = "stream" if chosen.hold == "stream" else "auto"
+    return config.changed(chosen, **one, data_dir=data_dir or chosen.data_dir)
+
+
+def of_folder(folder: Path, assembled: Assembled) -> Runs:
+    """The finished runs of a cell in its folder.
+
+    assembled: the experiment, whose data are not read again if they are of all seeds.
+    """
+    chosen = assembled.config
+    runs = open("run_dir", folder, named=chosen.outside, data_dir=chosen.data_dir)
+    # The rule of this command may differ from that in training.
+    runs = dataclasses.replace(runs, config=config.changed(runs.config, select=chosen.select))
+    if set(chosen.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
+        return dataclasses.replace(runs, known_data=assembled)
+    return runs
+
+
+def chosen(runs: Runs) -> list[int]:
+    """The runs with the selected hyperparameters, one of each seed.
+
+    Where --select finds none, they are selected by validation. Raises UsageError if every setting
+    has a seed that diverged.
+    """
+    for rule in (runs.config.select, "validation"):
+        if picked := selection.choose("", runs.result, rule):
+            return picked.indices
+    text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"
+    raise UsageError(runs.where, ..., text)

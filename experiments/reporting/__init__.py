@@ -1,1 +1,0 @@
-"""Finished runs, their tables and their figures."""
