@@ -206,7 +206,7 @@ def draw(averages: Averages, key: Array, num: int) -> tuple[Tree, Array]:
     return tree.take((averages.x, averages.y), row)
 
 
-def exchanged(
+def side_state(
     model: Model,
     *,
     combining: str = "pool",

@@ -295,7 +295,7 @@ def fedcfa(
         batch alone, or "all", as in the release: behind the batch also the averages in the body,
         then the positive and the negative counterfactuals in the head.
       combining: how the server combines averages, "pool" (as in the release) or "paper"; see
-        `averages.exchanged`, also for the next three.
+        `averages.side_state`, also for the next three.
       rows: the most averages that a client sends, the paper's B.
       chunk: examples in a row of a "pool".
       mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
@@ -308,7 +308,7 @@ def fedcfa(
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not checks.is_known_zero(weight)}
     chosen = _Settings(top_k, swaps, decorrelation_weight, detach, statistics)
-    side = averages.exchanged(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
+    side = averages.side_state(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
     training = averaging.averaging(
         model,
         work,

@@ -134,7 +134,7 @@ def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) ->
     return grad_fn
 
 
-def _exchanged(model: Model, *, share_weights: bool) -> averaging.SideState:
+def _side_state(model: Model, *, share_weights: bool) -> averaging.SideState:
     """The prototypes beside the network."""
 
     def init(setup: Setup) -> _State:
@@ -199,7 +199,7 @@ def fedproto(
         server_optimizer=server_optimizer,
         weighting=weighting,
         start=start,
-        side=_exchanged(model, share_weights=share_weights),
+        side=_side_state(model, share_weights=share_weights),
     )
     if share_weights:
         return family()

@@ -166,7 +166,7 @@ def algorithm(**arguments: object) -> Algorithm:
         lambda visit: gradient,
         server_optimizer=optax.sgd(1.0),
         weighting="size",
-        side=averages.exchanged(MODEL, **arguments),
+        side=averages.side_state(MODEL, **arguments),
     )
 
 
@@ -236,7 +236,7 @@ def test_the_papers_server_averages_clients_rows_in_equal_chunks() -> None:
 
 def test_the_papers_server_draws_anew_in_every_round() -> None:
     """Of the same rows of the same clients."""
-    side = averages.exchanged(MODEL, combining="paper", rows=2)
+    side = averages.side_state(MODEL, combining="paper", rows=2)
     x, y = jnp.eye(10).reshape(5, 2, 10), jnp.ones((5, 2, NUM_CLASSES)) / NUM_CLASSES
     key = jax.random.key(0)
     sample = jnp.zeros((1, 10))
@@ -271,7 +271,7 @@ def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
 def test_painted_images_are_averaged_as_they_are_seen() -> None:
     stored, key = {"strokes": jnp.arange(6)[:, None]}, jax.random.key(0)
     painted = models.painted(MODEL, lambda x: x["strokes"].astype(jnp.float32) ** 2)
-    side = averages.exchanged(painted, rows=1, chunk=6)
+    side = averages.side_state(painted, rows=1, chunk=6)
     sample = jax.tree.map(lambda leaf: leaf[:1], stored)
     start = side.init(Setup(painted.init(key, sample), 1, sample, key, jnp.ones(1, bool)))
     zero = jnp.int32(0)
