@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
-from fedjax_inv.fit import Plan
+from fedjax_inv.plan import Plan
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+
 
 class Callback:
     """The base of callbacks; each method does nothing unless it is overridden.
@@ -32,7 +35,7 @@ class Callback:
         """
 
     def end(self, fitted: Any) -> None:
-        """Act after the last evaluation, and after an error."""
+        """Act after the last evaluation, and after an error; the last callback begins."""
 
 
 class _Function(Callback):
@@ -47,6 +50,11 @@ class _Function(Callback):
 
 def of(callbacks: Iterable[Callback | Callable[[Any], object]]) -> list[Callback]:
     """Return callbacks; a plain function is called after each evaluation."""
+    if not isinstance(callbacks, Iterable):
+        raise UsageError("callbacks", ..., "must be a list")
+    for each in callbacks:
+        if isinstance(each, type) or not (isinstance(each, Callback) or callable(each)):
+            raise UsageError("callbacks", each, "must be functions of a result, or Callbacks")
     return [each if isinstance(each, Callback) else _Function(each) for each in callbacks]
 
 
@@ -58,10 +66,12 @@ class Patience(Callback):
     """
 
     def __init__(self, evaluations: int) -> None:
+        checks.integer("evaluations", evaluations)
         self._evaluations = evaluations
 
     def begin(self, fitted: Any) -> None:
-        fitted.plan.check_validation("Patience")
+        if not np.asarray(fitted.plan.inputs.valid.size).any(1).all():
+            raise UsageError("validation", ..., "must leave examples for Patience to watch")
         self._best = np.full(len(fitted.runs), -np.inf)
         self._since = np.zeros(len(fitted.runs), int)
 

@@ -190,15 +190,20 @@ class Fitted:
         self.outcome, self.length = outcome, length
         self.round += length
         self._rounds.append(self.round)
-        drops = self.plan.evaluations.nonfinite == "drop"
-        self._lines.append(_values(outcome, length, drops=drops))
+        self._lines.append(_values(outcome, drops=self.plan.evaluations.nonfinite == "drop"))
 
     def restore(self, stored: Training, round: int) -> None:
-        """Continue from states that `stored` returned after a round. `Callback.begin` calls it."""
+        """Continue from states that `stored` returned after a round. `Callback.begin` calls it.
+
+        The history then begins after that round.
+        """
         self.training, self.round = self.plan.program.placed(stored), round
 
     def stored(self) -> Training:
-        """Return the states of all runs and clients [R, C, ...], the same on any devices."""
+        """Return the states of all runs and clients [R, C, ...], the same on any devices.
+
+        The next segment takes their memory: copy what must stay.
+        """
         if self._stored is None or self._stored[0] != self.round:
             made = self.plan.program.stored(self.plan.inputs, self.training)
             self._stored = self.round, made
@@ -373,29 +378,29 @@ class Fitted:
             checks.integer("client", client, 0, self._num_clients - 1, ", the clients")
 
 
-def _values(outcome: Outcome, length: int, *, drops: bool) -> dict[str, np.ndarray]:
+def _values(outcome: Outcome, *, drops: bool) -> dict[str, np.ndarray]:
     """Return the values [R] of an evaluation and of the rounds before it, as in `History`.
 
     Args:
       outcome: the report.
-      length: the rounds; those after them fill the segment.
       drops: whether an update that is not finite is left out, and so has no part in a mean.
     """
     values = {}
     # Such a round's NaN is a loss; another round's says that nobody took part.
-    diverged = (
-        (np.asarray(outcome.broken) >= 0) & np.asarray(outcome.attended).any(-1) & (not drops)
-    )
+    diverged = (np.asarray(outcome.broken) >= 0) & np.asarray(outcome.attended).any(-1)
+    diverged &= not drops
     for name, metric in outcome.metrics.items():
-        of_rounds = np.asarray(metric)[:, :length]
-        counts = ~np.isnan(of_rounds) | diverged[:, :length]
+        of_rounds = np.asarray(metric)
+        counts = ~np.isnan(of_rounds) | diverged
         count = counts.sum(1)
         mean = np.where(counts, of_rounds, 0).sum(1) / np.maximum(count, 1)
         values[f"train_{name}"] = np.where(count > 0, mean, np.nan)
     for kind, scores in (("valid", outcome.valid), ("test", outcome.test)):
         size = np.asarray(scores.size)
         if size.any():
-            share = size / np.maximum(size.sum(1, keepdims=True), 1)
-            values[f"{kind}_score"] = (np.where(size, scores.score, 0) * share).sum(1)
-            values[f"{kind}_loss"] = (np.where(size, scores.loss, 0) * share).sum(1)
+            count = size.sum(1)
+            for name in ("score", "loss"):
+                total = (np.where(size, getattr(scores, name), 0) * size).sum(1)
+                mean = total / np.maximum(count, 1)
+                values[f"{kind}_{name}"] = np.where(count > 0, mean, np.nan)
     return values

@@ -262,9 +262,19 @@ def attending(
         client [C].
       slow: how many rounds a client needs for an update (`slow`), one for all or one per client
         [C].
+
+    Its result raises UsageError for an argument that is out of range, or not of C clients.
     """
 
     def draw(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+        for name, values, least, most in (("dropout", dropout, 0, 1), ("slow", slow, 1, np.inf)):
+            found = np.asarray(values)
+            is_right = ((found >= least) & (found <= most)).all()
+            if found.shape not in ((), (num_clients,)) or not is_right:
+                text = (
+                    f"must be from {least} to {most}, for all or for each of {num_clients} clients"
+                )
+                raise UsageError(name, values, text)
         if cohort in (None, num_clients):
             drawn = everyone(num_clients, num_rounds)
         else:

@@ -14,8 +14,9 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, Splits
-from fedjax_inv.fit import LOCAL, LocalTraining, Plan, plan
+from fedjax_inv.fit import LOCAL, LocalTraining, plan
 from fedjax_inv.models import Scaling
+from fedjax_inv.plan import Plan
 from fedjax_inv.types import (
     Algorithm,
     Array,

@@ -8,8 +8,8 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.federation import Split
-from fedjax_inv.fit import Evaluations
 from fedjax_inv.objectives import Score
+from fedjax_inv.plan import Evaluations
 
 from ..flags.configuration import Config
 from ..flags.flag import (

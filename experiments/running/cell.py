@@ -13,8 +13,8 @@ import msgspec
 
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
-from fedjax_inv.fit import Plan
 from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
+from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
 from .. import selection

@@ -18,7 +18,8 @@ from jax.sharding import Mesh
 from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
-from fedjax_inv.fit import Plan, local_sizes
+from fedjax_inv.fit import local_sizes
+from fedjax_inv.plan import Plan
 from fedjax_inv.types import Examples, Variables
 
 from ..experiment import assemble, grid

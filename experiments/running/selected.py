@@ -69,7 +69,7 @@ class SelectedStates(Callback):
         picked = np.array([self._is_picked(line) for line in lines])
         if not picked.any():
             return
-        # The round in the state also counts the empty rounds that fill the last segment.
+        # The round in a state stands still once its run has ended.
         done = np.array([line.round for line in lines], np.int32)
         now = jax.device_get(of(states(), self._personal))._replace(round=done)
 

@@ -3,7 +3,7 @@
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,33 @@ from fedjax_inv.types import Examples, Tree
 
 _LARGE = 127  # above it, numbers of 8 bits may be pixels
 _KINDS = {"truth values": np.bool_, "integers": jnp.integer, "floating point": jnp.floating}
-_FORMS = "must be a list of (x, y) for each client, a Dataset, or x, with y and client"
+_FORMS = "must be a list of (x, y) for each client (`data.clients.by_client`), or a Dataset"
 
 
-def of_arrays(
-    data: Any, y: Tree | None = None, client: Any = None
-) -> tuple[Tree, Tree, list[np.ndarray]]:
+class _Rows(NamedTuple):
+    """Examples with the client of each."""
+
+    x: Tree
+    y: Tree
+    client: Any
+
+
+def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
+    """Return the examples of clients as `fit` takes them.
+
+    Args:
+      x: inputs [M, ...].
+      y: targets [M, ...].
+      client: [M] integers, the client of each example; clients are numbered in the order of these.
+    """
+    return _Rows(x, y, client)
+
+
+def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     """Return the examples of clients on the host, and the rows of each client.
 
     Args:
-      data: a list of (x, y) for each client, each [n, ...]; or x [M, ...].
-      y: the targets [M, ...], if data are x.
-      client: [M] integers, the client of each example, if data are x; clients are numbered in the
-        order of these.
+      clients: a list of (x, y) for each client, each [n, ...]; or what `by_client` returns.
 
     Returns:
       (x [M, ...], y [M, ...], an array of rows for each client).
@@ -38,10 +52,8 @@ def of_arrays(
       UsageError: for another form, for clients whose examples have different shapes or kinds of
         numbers, and for x or y that holds NaN or infinity.
     """
-    if y is None and client is None:
-        x, y, parts = _of_list(data)
-    else:
-        x, y, parts = _of_rows(data, y, client)
+    is_of_rows = isinstance(clients, _Rows)
+    x, y, parts = _of_rows(*clients) if is_of_rows else _of_list(clients)
     _check_numbers(x, y)
     is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
     if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
@@ -66,22 +78,22 @@ def _of_rows(x: Any, y: Any, client: Any) -> tuple[Tree, Tree, list[np.ndarray]]
     return x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
 
 
-def _of_list(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
+def _of_list(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     """Join a list of (x, y)."""
-    is_list = isinstance(data, Sequence) and not isinstance(data, str) and len(data) > 0
-    if not is_list or hasattr(data[0], "dtype"):
-        raise UsageError("data", ..., _FORMS)
-    columns = columns_of(data)
-    pairs = [_pair(f"data[{index}]", pair, columns) for index, pair in enumerate(data)]
+    is_list = isinstance(clients, Sequence) and not isinstance(clients, str) and len(clients) > 0
+    if not is_list or hasattr(clients[0], "dtype"):
+        raise UsageError("clients", ..., _FORMS)
+    columns = columns_of(clients)
+    pairs = [_pair(f"clients[{index}]", pair, columns) for index, pair in enumerate(clients)]
     sizes = [len(jax.tree.leaves(pair)[0]) for pair in pairs]
     filled = {index: pairs[index] for index in np.flatnonzero(sizes)}  # others are of any type
     if not filled:
-        raise UsageError("data", ..., "must hold an example, all clients have none")
+        raise UsageError("clients", ..., "must hold an example, all clients have none")
     needed = _form(next(iter(filled.values())))
     for index, pair in filled.items():
         if _form(pair) != needed:
             text = f"holds {_form(pair)}, must hold {needed} as the clients before"
-            raise UsageError(f"data[{index}]", ..., text)
+            raise UsageError(f"clients[{index}]", ..., text)
     x, y = jax.tree.map(_joined, *filled.values())
     ends = np.cumsum(sizes)
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
@@ -90,7 +102,7 @@ def _of_list(data: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
 def _pair(name: str, pair: Any, columns: Sequence[str]) -> tuple[Tree, Tree]:
     """Return x and y of one length as arrays."""
     if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
-        raise UsageError(name, ..., _FORMS if name.startswith("data") else "must be (x, y)")
+        raise UsageError(name, ..., _FORMS if name.startswith("clients") else "must be (x, y)")
     check_columns(name, pair[0], columns)
     check_rows(f"{name}[1]", pair[0], pair[1], f"{name}[0]")
     found = _inputs_of(pair[0], name), arrays_of(pair[1], name)
@@ -246,7 +258,7 @@ def splits_of_arrays(
             text = f"holds {_form(of_test)}, must hold {_form((x, y))} as in training"
             raise UsageError("test", ..., text)
         x, y = jax.tree.map(_joined, (x, y), of_test)
-    data = federations.examples(x, y)
+    data = federations.examples_on_host(x, y)
     test_rows = np.arange(num_train, len(jax.tree.leaves(y)[0]))
     splits = {}
     for seed in seeds:
@@ -297,13 +309,13 @@ def of_dataset(
     check_dataset(dataset)
     _check_validation(validation)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
-    data = federations.examples(x, y)
+    data = federations.examples_on_host(x, y)
     deal = partition or _by_user_or_domain(dataset, held_out)
     split = functools.partial(federations.split, held_out=held_out, validation=validation)
 
     def of_seeds(seeds: Sequence[int]) -> Splits:
         dealt = {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
-        return Splits(data, dealt)
+        return Splits(data, dealt, render=dataset.render)
 
     return of_seeds
 

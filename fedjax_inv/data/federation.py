@@ -38,7 +38,8 @@ class Splits(NamedTuple):
     variables: Mapping[int, Variables] | None = None  # to start from; None: drawn by the seed
     scaling: Mapping[int, Any] | None = None  # `models.Scaling` of the inputs; None: there is none
     source: np.ndarray | None = None  # of clients with wrong labels, as in `test_shards`
-    num_classes: int = 0  # K, for evaluations by class
+    num_classes: int = 0  # K, for evaluations by class; 0: the outputs of the network
+    render: Callable[[Tree], Array] | None = None  # as in a `Dataset`
 
 
 def examples(x: Tree, y: Tree) -> Examples:
@@ -48,25 +49,20 @@ def examples(x: Tree, y: Tree) -> Examples:
     not fit into 32 bits.
     """
     _check_examples(Examples(x, y))
-    return jax.tree.map(_on_device, Examples(x, jax.tree.map(_in_int32, y)))
+    return on_device(Examples(x, jax.tree.map(_in_int32, y)))
 
 
 def examples_on_host(x: Tree, y: Tree) -> Examples:
-    """Return M examples as `examples` does, but on the host and without a copy of x.
+    """Return M examples as `examples` does, but on the host; numbers of 32 bits are not copied.
 
-    Arrays may be `np.memmap`s. There is also a UsageError for numbers of more than 32 bits in x.
+    Arrays may be `np.memmap`s.
     """
     _check_examples(Examples(x, y))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        if leaf.dtype.itemsize > 4:
-            name = "x" + jax.tree_util.keystr(path)
-            raise UsageError(name, leaf, "must have numbers of at most 32 bits")
 
-    def kept(leaf: Any) -> np.ndarray:
-        labels = np.asarray(_in_int32(leaf))
-        return labels.astype(jax.dtypes.canonicalize_dtype(labels.dtype), copy=False)
+    def kept(leaf: Any) -> Any:
+        return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
 
-    return Examples(x, jax.tree.map(kept, y))
+    return jax.tree.map(kept, Examples(x, jax.tree.map(_in_int32, y)))
 
 
 def _check_examples(data: Examples) -> None:
@@ -85,11 +81,15 @@ def _in_int32(labels: Any) -> Any:
     return labels.astype(np.int32) if is_labels else labels
 
 
-def _on_device(leaf: Any) -> Array:
-    """An array on the device; unlike jnp.asarray, without a program for each shape."""
-    if isinstance(leaf, jax.Array):
-        return leaf
-    return jax.device_put(np.asarray(leaf), may_alias=False)
+def on_device(data: Examples) -> Examples:
+    """Return examples on the device; unlike jnp.asarray, without a program for each shape."""
+
+    def leaf(array: Any) -> Array:
+        if isinstance(array, jax.Array):
+            return array
+        return jax.device_put(np.asarray(array), may_alias=False)
+
+    return jax.tree.map(leaf, data)
 
 
 def of_parts(data: Examples, parts: Sequence[Any]) -> Federation:

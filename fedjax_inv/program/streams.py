@@ -47,7 +47,7 @@ def streamed(
       made: the program, for the same layout.
       source: the examples.
       inputs: the inputs of the R runs, in which nothing is watched.
-      cohorts: those of all rounds, [R, T, S], on the host; T is a multiple of `every`.
+      cohorts: those of all rounds, [R, T, S], on the host.
       layout: the devices, with `own=False`. Each holds the examples of the whole part.
       every: how many rounds `rounds` plays. A part has a divisor of that many, as long as its
         examples fit into `part_bytes`; one round may need more.

@@ -4,96 +4,18 @@ import functools
 import importlib
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_inv import fit, local, models
-from fedjax_inv.algorithms import erm, fedavg, fedipg, fedproto
+from fedjax_inv import local, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
-C = 4  # clients
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3))
 Y = (X[:, 0] > 0).astype(int)
-CLIENT = np.arange(40) % C
-ARRAYS = X, Y, CLIENT
-MODEL = models.from_function(
-    lambda key, x: jnp.zeros((x.shape[1], 2)), lambda params, x: x @ params
-)
-FLAT: dict[str, Any] = {"rounds": 1, "progress": False, "devices": 1}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"rounds": 0},
-        {"learning_rate": -1},
-        {"learning_rate": [0.1, "a"]},
-        {"momentum": 2},
-        {"seeds": (1, 1)},
-        {"validation": 1},
-        {"evaluate_every": 2},
-        {"cohort": 5},
-        {"dropout": 1.5},
-        {"slow": [1, 2, 0, 1]},
-        {"weighting": "no"},
-        {"penalty": 1.0},  # FedAvg has none
-        {"optimizer": optax.sgd(0.1)},  # not a function of the learning rate
-        {"callbacks": [1]},
-        {"test": X},
-        {"test": (X[:, :2], Y)},
-        {"held_out": "a"},
-        {"loss": 1},
-        {"devices": 64},
-        {"variables": X},
-    ],
-    ids=lambda settings: " ".join(settings),
-)
-def test_a_setting_of_fit(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(UsageError, match=name):
-        fit(fedavg.fedavg, MODEL, *ARRAYS, **(FLAT | settings))
-
-
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        ((X, Y), "client"),
-        ((X, Y, CLIENT[:9]), "client"),
-        ((X, Y + 1, CLIENT), "y"),
-        ((X, Y.astype(str), CLIENT), "y"),
-        ((X, Y.astype(float), CLIENT), "y"),  # values, for a network with two outputs
-        ((X * np.nan, Y, CLIENT), "x"),
-        (((X, Y),), "data"),
-        (([(X, Y), (X[:, :2], Y)],), "data"),
-        (([(X, Y), (X, Y[:3])],), "data"),
-        (([(X[:0], Y[:0])] * 2,), "data"),
-    ],
-)
-def test_data_of_fit(data: tuple[Any, ...], name: str) -> None:
-    with pytest.raises(UsageError, match=name):
-        fit(fedavg.fedavg, MODEL, *data, **FLAT)
-
-
-def test_a_factory_and_a_network_of_fit() -> None:
-    for factory in (lambda model: model, lambda model, work, *, gamma: model):
-        with pytest.raises(UsageError, match=r"algorithm|gamma"):
-            fit(factory, MODEL, *ARRAYS, **FLAT)
-    with pytest.raises(UsageError, match="penalty"):
-        fit(fedipg.fedipg, MODEL, *ARRAYS, penalty=[0.1, -1.0], **FLAT)
-    with pytest.raises(UsageError, match="y"):
-        fit(fedproto.fedproto, MODEL, X, X[:, 0], CLIENT, **FLAT)  # which needs classes
-    fails = models.from_function(lambda key, x: (), lambda params, x: x.reshape(-1, 7))
-    with pytest.raises(UsageError, match="model"):
-        fit(fedavg.fedavg, fails, *ARRAYS, **FLAT)
-    with pytest.raises(UsageError, match="cohort"):
-        fit(erm.erm, MODEL, *ARRAYS, cohort=5, **FLAT)
-
-
 DATASET = Dataset(
     X.astype(np.float32),
     Y.astype(np.int32),

@@ -1,0 +1,289 @@
+"""R runs that are ready to train: their program and its inputs, and the training itself."""
+
+import contextlib
+import functools
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_inv import callbacks as acting
+from fedjax_inv import platforms, program
+from fedjax_inv.ahead import Ahead
+from fedjax_inv.callbacks import Callback
+from fedjax_inv.data import federation, stored
+from fedjax_inv.devices import Devices, Layout
+from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
+from fedjax_inv.program import Experiment, Inputs, Outcome, Program, Run
+from fedjax_inv.task import Task
+from fedjax_inv.types import Algorithm, Cohort, Examples
+
+
+class Evaluations(NamedTuple):
+    """When runs are evaluated, by what, and when a run stops.
+
+    The stop rule is that of `stopping`; with no threshold nothing stops.
+    """
+
+    every: int = 1  # how many rounds lie between evaluations, a segment; in 1..T
+    start: bool = False  # whether there is one before the first round, too
+    # What is measured beside the loss; None: that of `objectives.DEFAULTS` for the targets. Of a
+    # function, a higher value is better.
+    score: Any = None
+    # An update that holds NaN or infinity: "mark" warns of the first, and it reaches the network;
+    # "drop" leaves it out; "stop" raises `Diverged`.
+    nonfinite: str = "mark"
+    by_class: bool = False  # also class by class, and in the proportions of each client's classes
+    watched: int = 0  # about how many examples of training and test are evaluated in every round
+    warm_start: Callable[[np.ndarray], int] = lambda sizes: 0  # sizes [C] -> rounds before a stop
+    thresholds: tuple[float, ...] = ()  # these five as in `program.Experiment`
+    stop_above: bool = False
+    stop_within: float | None = None
+    stop_centred: bool = False
+    end_at_stop: bool = False
+
+
+class Plan(NamedTuple):
+    """R runs that are ready to be compiled and trained."""
+
+    runs: tuple[Run, ...]  # their seeds, and the hyperparameters of the grid
+    rounds: int  # T
+    evaluations: Evaluations
+    experiment: Experiment
+    program: Program
+    layout: Layout
+    data: Examples
+    inputs: Inputs
+    cohorts: Cohort  # [R, T, S], on the host
+    groups: list[str]  # the names of the validation groups
+    task: Task  # the loss and the score
+    num_classes: int  # 0 if the loss takes targets that are no classes
+    streams: bool  # whether the examples stay on the host, but for those of the next rounds
+    columns: list[str]  # of the inputs, if they were frames of pandas
+    sample: Examples  # the shapes of the examples [M, ...]
+    is_placed: bool = False
+    is_compiled: bool = False  # whether the program is known to be
+
+    @classmethod
+    def of(
+        cls,
+        experiment: Experiment,
+        devices: Devices,
+        runs: Sequence[Run],
+        data: Examples,
+        inputs: Inputs,
+        cohorts: Cohort,
+        **others: Any,
+    ) -> "Plan":
+        """Return a plan with the program of an experiment, for devices of a choice.
+
+        Args:
+          experiment: the settings of all runs.
+          devices: those that the runs may use.
+          runs: R.
+          data: M examples, on the host or on a device.
+          inputs: of the runs.
+          cohorts: as in the plan.
+          **others: further fields of the plan.
+        """
+        num_clients = inputs.train.size.shape[1]
+        num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
+        layout = devices.layout(len(runs), cohorts.who.shape[2], num_clients, num_bytes)
+        at_once = 1 if platforms.on_cpu() else 0
+        made = program.make(
+            experiment,
+            client_chunk=at_once if devices.client_chunk is None else devices.client_chunk,
+            run_chunk=at_once if devices.run_chunk is None else devices.run_chunk,
+            layout=layout,
+        )
+        return cls(
+            runs=tuple(runs),
+            rounds=cohorts.who.shape[1],
+            experiment=experiment,
+            program=made,
+            layout=layout,
+            data=data,
+            inputs=inputs,
+            cohorts=cohorts,
+            streams=devices.streams(num_clients, num_bytes),
+            sample=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data),
+            **others,
+        )
+
+    @property
+    def build(self) -> Callable[[Mapping[str, Any]], Algorithm]:
+        """The function from the hyperparameters of a run to its algorithm."""
+        return self.experiment.algorithm
+
+    def placed(self) -> "Plan":
+        """Return the plan with its data and inputs on the devices, or read from the host."""
+        if self.is_placed:
+            return self
+        if self.streams:
+            made = program.streamed(
+                self.program,
+                stored.of_arrays(*self.data),
+                self.inputs,
+                self.cohorts,
+                self.layout,
+                every=self.evaluations.every,
+            )
+            # Its programs are compiled by its first calls, which read the examples, too.
+            return self._replace(program=made, is_placed=True, is_compiled=True)
+        if self.layout.mesh is None:
+            return self._replace(data=federation.on_device(self.data), is_placed=True)
+        data, inputs = self.layout.place(self.data, self.inputs)
+        return self._replace(data=data, inputs=inputs, is_placed=True)
+
+    def part(self, first: int) -> Cohort:
+        """Return the cohorts of the segment that begins with a round; the last may be shorter."""
+        end = first + self.evaluations.every
+        part = jax.tree.map(lambda leaf: leaf[:, first:end], self.cohorts)
+        if jax.config.values["jax_disable_jit"] or jax.config.values["jax_debug_nans"]:
+            # Operations one by one cannot index a NumPy array by a loop's counter.
+            part = jax.tree.map(jnp.asarray, part)
+        return part
+
+    def _parts(self, first: int = 0) -> dict[int, Cohort]:
+        """Return, by their first rounds, segments of each length that lie after a round."""
+        last = self.rounds - self.rounds % self.evaluations.every
+        return {at: self.part(at) for at in (first, last) if first <= at < self.rounds}
+
+    def compile(self) -> "Plan":
+        """Return the plan, placed, with its programs compiled, so that its first calls find it so.
+
+        Nothing is computed.
+        """
+        plan = self.placed()
+        if plan.streams:
+            return plan
+        made, data, inputs = plan.program, plan.data, plan.inputs
+        compiled = made.init.lower(data, inputs).compile()
+
+        def placed(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
+            if len(sharding.device_set) == 1:
+                return shape  # as arrays on the only device, which are bound to no device
+            return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
+
+        shapes = jax.eval_shape(made.init, data, inputs)
+        states = jax.tree.map(placed, shapes, compiled.output_shardings)
+        made.traffic(data, inputs)  # which it keeps
+        made.evaluate.lower(data, inputs, states).compile()
+        for part in plan._parts().values():
+            made.rounds.lower(data, inputs, states, part).compile()
+        return plan._replace(is_compiled=True)
+
+    def trace(self) -> None:
+        """Trace the rounds and the evaluation, to find mistakes before anything is computed."""
+        plan = self.placed()
+        if plan.streams:
+            return
+        states = jax.eval_shape(plan.program.init, plan.data, plan.inputs)
+        jax.eval_shape(plan.program.evaluate, plan.data, plan.inputs, states)
+        jax.eval_shape(plan.program.rounds, plan.data, plan.inputs, states, plan.part(0))
+
+    def train(self, callbacks: Sequence[Callback | Callable[[Fitted], object]] = ()) -> Fitted:
+        """Train all runs, and return them.
+
+        Args:
+          callbacks: as in `fit`.
+
+        Raises:
+          Diverged: with `nonfinite="stop"`, at an update that is not finite.
+        """
+        called, plan = acting.of(callbacks), self.placed()
+        fitted = Fitted(plan)
+        with contextlib.ExitStack() as begun:
+            for callback in called:
+                callback.begin(fitted)
+                begun.callback(callback.end, fitted)
+            try:
+                plan._train(fitted, called)
+            except KeyboardInterrupt:
+                if not fitted.round:
+                    raise
+                fitted.stopped = "interrupt"
+        return fitted
+
+    def _train(self, fitted: Fitted, callbacks: Sequence[Callback]) -> None:
+        made, data, inputs = self.program, self.data, self.inputs
+        is_new = fitted.training is None
+        if fitted.training is None:
+            fitted.training = made.init(data, inputs)
+        with Ahead() as ahead:
+            if not (self.is_compiled or fitted.is_over):
+                self._compile_ahead(ahead, fitted)
+            if is_new and self.evaluations.start:
+                ahead.take("evaluation", lambda: None)
+                fitted.add(made.gathered(made.evaluate(data, inputs, fitted.training)), 0)
+                _act(callbacks, fitted)
+            while not (fitted.is_over or fitted.stopped):
+                for name in (fitted.round, "evaluation"):
+                    ahead.take(name, lambda: None)
+                with _interrupted_at_end():
+                    part = self.part(fitted.round)
+                    fitted.training, outcome = made.segment(data, inputs, fitted.training, part)
+                    outcome = made.gathered(outcome)
+                    self._look_for_nonfinite(outcome, fitted)
+                    fitted.add(outcome, part.who.shape[1])
+                    _act(callbacks, fitted)
+
+    def _compile_ahead(self, ahead: Ahead, fitted: Fitted) -> None:
+        """Compile the programs in threads: each one while those before it compute."""
+        if jax.process_count() > 1:  # processes must compile in the same order
+            return
+        evaluate, rounds = self.program.evaluate, self.program.rounds
+        arguments = self.data, self.inputs, fitted.training
+
+        def compile_rounds(part: Cohort) -> None:
+            rounds.lower(*arguments, part).compile()
+
+        for at, part in self._parts(fitted.round).items():
+            ahead.begin(at, functools.partial(compile_rounds, part))
+            ahead.begin("evaluation", lambda: evaluate.lower(*arguments).compile())
+
+    def _look_for_nonfinite(self, outcome: Outcome, fitted: Fitted) -> None:
+        """Warn of the first update that is not finite, or raise `Diverged`."""
+        broken = np.asarray(outcome.broken)
+        if fitted.is_broken or (broken < 0).all():
+            return
+        index, at = np.argwhere(broken >= 0)[0].tolist()
+        error = Diverged(fitted.round + at + 1, int(broken[index, at]), index, self.runs[index])
+        if self.evaluations.nonfinite == "stop":
+            raise error
+        fitted.is_broken = True
+        warnings.warn(str(error), NonfiniteWarning, stacklevel=5)
+
+
+def _act(callbacks: Sequence[Callback], fitted: Fitted) -> None:
+    """Call the callbacks after an evaluation. An error gets the result so far as `fitted`."""
+    for callback in callbacks:
+        try:
+            reason = callback.evaluated(fitted)
+            if reason and not fitted.stopped:
+                fitted.stopped = reason if isinstance(reason, str) else "callback"
+        except Exception as error:
+            error.fitted = fitted  # type: ignore[attr-defined]
+            raise
+
+
+@contextlib.contextmanager
+def _interrupted_at_end() -> Iterator[None]:
+    """Let Ctrl-C act at the end of the block, which therefore runs as a whole."""
+    is_main = threading.current_thread() is threading.main_thread()  # it alone gets signals
+    if not is_main or signal.getsignal(signal.SIGINT) is None:  # None: no handler of Python
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed and callable(before):
+        before(signal.SIGINT, None)  # by default it raises KeyboardInterrupt

@@ -1,0 +1,509 @@
+"""`fit`: arrays in, trained runs out, equal to those of the layers below."""
+
+import functools
+import signal
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import slow
+from federations import assert_same_bits, plain
+from fedjax_inv import (
+    devices,
+    evaluation,
+    fit,
+    fitted,
+    local,
+    models,
+    objectives,
+    platforms,
+    program,
+    rounds,
+    schedules,
+)
+from fedjax_inv.algorithms import erm, fedavg, fedbn, fedipg, fedproto
+from fedjax_inv.callbacks import Callback, Patience, Progress
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import clients, environments, federation
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.devices import Devices
+from fedjax_inv.fit import LocalTraining, plan
+from fedjax_inv.fitted import Diverged, Fitted
+from fedjax_inv.plan import Evaluations, Plan
+from fedjax_inv.task import task_of
+from fedjax_inv.types import Array, Cohort, Tree
+
+C, T, EVERY = 4, 5, 2  # clients, rounds, rounds of a segment
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(48, 3))
+Y = (X[:, 0] > 0).astype(int)
+PARTS = [np.arange(40)[c::C] for c in range(C)]
+CLIENTS = [(X[rows], Y[rows]) for rows in PARTS]
+TEST = X[40:], Y[40:]
+SEEDS, RATES = [3, 1], [0.3, 0.1]
+MODEL = models.from_function(
+    lambda key, x: 0.1 * jax.random.normal(key, (x.shape[1], 2)), lambda params, x: x @ params
+)
+TRACES: list[str] = []
+
+
+def loss(outputs: Array, y: Array, mask: Array) -> Array:
+    """The cross-entropy, which counts how often it is traced."""
+    TRACES.append("loss")
+    return objectives.cross_entropy(outputs, y, mask)
+
+
+def schedule(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+    drawn = schedules.sampled(key, num_clients, 3, num_rounds)
+    return schedules.slow(drawn, jnp.array([1, 2, 1, 1]))
+
+
+FLAT: dict[str, Any] = {"rounds": 1, "callbacks": (), "devices": 1}
+SETTINGS: dict[str, Any] = {
+    "rounds": T,
+    "grid": {"seed": SEEDS, "learning_rate": RATES},
+    "test": TEST,
+    "validation": 0.3,
+    "batch_size": 4,
+    "loss": loss,
+    "schedule": schedule,
+    "evaluations": EVERY,
+    "devices": 1,
+}
+
+
+class Seen(Callback):
+    """What a callback sees."""
+
+    def __init__(self) -> None:
+        self.at: list[int] = []
+        self.traces: list[int] = []
+        self.networks: list[Tree] = []
+        self.stored: list[Tree] = []
+
+    def evaluated(self, fitted: Fitted) -> None:
+        self.at.append(fitted.round)
+        self.traces.append(len(TRACES))
+        self.networks.append(plain(fitted.network(1)))
+        self.stored.append(jax.tree.map(jnp.copy, fitted.stored()))
+        assert fitted.history["test_score"].shape == (4, len(self.at))
+
+
+@functools.cache
+def planned() -> Plan:
+    """Two seeds and two rates."""
+    return plan(fedavg.fedavg, MODEL, CLIENTS, **SETTINGS).placed()
+
+
+@functools.cache
+def trained() -> tuple[Fitted, Seen]:
+    seen = Seen()
+    return planned().train([seen]), seen
+
+
+def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
+    x, y, parts = clients.of_arrays(CLIENTS)
+    seed, run = SEEDS[1], 3
+    _, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.3, seeds=[seed])
+    train = jax.tree.map(jnp.asarray, splits[seed].train)
+    algorithm = fedavg.fedavg(MODEL, local.epochs(optax.sgd(RATES[1]), batch_size=4))
+    axis, key = devices.chunked(1), jax.random.key(seed)
+    # Compiled, as a draw without compilation rounds its products by themselves.
+    variables = jax.jit(MODEL.init)(jax.random.fold_in(key, 0), jnp.zeros((1, 3)))
+    start = jax.random.fold_in(key, 1)
+    state = rounds.init(algorithm, variables, train, start, history=2, axis=axis)
+    play = jax.jit(
+        lambda *arguments: rounds.run(algorithm, *arguments, axis=axis)[0],
+        compiler_options=platforms.one_thread(),
+    )
+    state = play(state, schedule(program.schedule_key(seed), C, T), train)
+    found, _ = trained()
+    assert found.runs[run] == program.Run(seed, {"learning_rate": RATES[1]})
+    assert_same_bits(plain(found.state(run)), plain(state))
+    scores = evaluation.evaluate(algorithm, state, splits[seed].valid)
+    expected = evaluation.mean(scores)
+    np.testing.assert_allclose(found.history["valid_score"][run, -1], expected[0], rtol=1e-6)
+    np.testing.assert_allclose(found.history["valid_loss"][run, -1], expected[1], rtol=1e-6)
+
+
+def test_the_history_is_of_every_run_and_segment() -> None:
+    """The last segment is shorter. No further one is traced."""
+    found, seen = trained()
+    history = found.history
+    assert [run.seed for run in history.runs] == [3, 1, 3, 1]
+    assert history.rounds.tolist() == [2, 4, 5] == seen.at
+    scores = {f"{of}_{what}" for of in ("valid", "test") for what in ("score", "loss")}
+    assert {*history} == {"train_loss"} | scores
+    assert {values.shape for values in history.values.values()} == {(4, 3)}
+    assert all(np.isfinite(values).all() for values in history.values.values())
+    assert (history["train_loss"][:, -1] < history["train_loss"][:, 0]).all()
+    assert (found.round, found.stopped) == (T, "")
+    assert_same_bits(seen.networks[-1], plain(found.network(1)))
+    assert not np.array_equal(seen.networks[0].params.head, seen.networks[1].params.head)
+    assert seen.traces[0] == seen.traces[1]
+    assert "train_loss" in history
+    with pytest.raises(UsageError, match="train_loss"):
+        history["loss"]
+
+
+def test_predictions_are_those_of_the_served_network() -> None:
+    found, _ = trained()
+    x, y = TEST
+    scores = found.evaluate(x, y)
+    assert scores.size.tolist() == [8] * 4
+    for run in range(4):
+        outputs = found.predict(x, run)
+        expected = models.predict(MODEL, found.network(run), x)
+        np.testing.assert_allclose(outputs, expected, rtol=1e-6)
+        np.testing.assert_allclose(scores.score[run], (outputs.argmax(-1) == y).mean())
+        log = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
+        np.testing.assert_allclose(scores.loss[run], -log[np.arange(8), y].mean(), rtol=1e-5)
+    np.testing.assert_allclose(scores.score, found.history["test_score"][:, -1], rtol=1e-6)
+    many = np.tile(x, (80, 1))  # more than a batch
+    np.testing.assert_allclose(found.predict(many)[-8:], found.predict(x), rtol=1e-6)
+    for wrong in (x[:, :2], x[0], x.astype(int)):
+        with pytest.raises(UsageError, match="x"):
+            found.predict(wrong)
+    with pytest.raises(UsageError, match="run"):
+        found.predict(x, 4)
+    with pytest.raises(UsageError, match="y"):
+        found.evaluate(x, y / 2)
+
+
+def test_a_history_becomes_a_data_frame_if_pandas_is_there(monkeypatch: Any) -> None:
+    history = trained()[0].history
+    monkeypatch.setitem(sys.modules, "pandas", SimpleNamespace(DataFrame=dict))
+    frame = history.to_dataframe()
+    assert frame["run"].tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert frame["seed"].tolist() == ([3] * 3 + [1] * 3) * 2
+    assert frame["learning_rate"].tolist() == [0.3] * 6 + [0.1] * 6
+    assert frame["round"].tolist() == [2, 4, 5] * 4
+    np.testing.assert_array_equal(frame["test_loss"], history["test_loss"].ravel())
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pandas"):
+        history.to_dataframe()
+
+
+def test_a_history_shows_a_loss_of_nan_and_no_round_without_clients() -> None:
+    def value(
+        losses: list[float], broken: list[int], attended: list[int], drops: bool = False
+    ) -> float:
+        none = evaluation.Scores(*[np.zeros((1, 1))] * 3)
+        arrays = {"broken": np.array([broken]), "attended": np.array([attended])[..., None]}
+        metrics = {"loss": np.array([losses])}
+        outcome: Any = SimpleNamespace(metrics=metrics, valid=none, test=none, **arrays)
+        return fitted._values(outcome, drops=drops)["train_loss"].item()
+
+    assert value([1.0, np.nan, 3.0], [-1, -1, -1], [2, 0, 2]) == 2
+    assert np.isnan(value([1.0, np.nan, np.nan], [-1, 4, 4], [2, 2, 2]))
+    # A client whose update was left out, and nobody else took part.
+    assert value([1.0, np.nan, 3.0], [-1, 4, -1], [2, 0, 2]) == 2
+    # Another exchange was attended, in which a client was left out.
+    assert value([1.0, np.nan, 3.0], [-1, 4, -1], [2, 2, 2], drops=True) == 2
+    assert np.isnan(value([np.nan], [-1], [0]))
+
+
+# Callbacks.
+
+
+def test_a_training_that_continues_gives_the_same_bits() -> None:
+    found, seen = trained()
+
+    class Continued(Callback):
+        def begin(self, fitted: Fitted) -> None:
+            fitted.restore(jax.tree.map(jnp.copy, seen.stored[0]), 2)
+
+    again = planned().train([Continued()])
+    assert again.history.rounds.tolist() == [4, 5]
+    assert_same_bits(plain(again.stored()), plain(found.stored()))
+    for name in found.history:
+        np.testing.assert_array_equal(again.history[name], found.history[name][:, 1:])
+
+
+def test_callbacks_act_in_their_order_and_end_after_an_error(capsys: Any) -> None:
+    acts: list[tuple[str, str, int]] = []
+
+    class Named(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def begin(self, fitted: Fitted) -> None:
+            acts.append((self.name, "begin", fitted.round))
+
+        def evaluated(self, fitted: Fitted) -> str:
+            acts.append((self.name, "evaluated", fitted.round))
+            return "enough" if (self.name, fitted.round) == ("a", 4) else ""
+
+        def end(self, fitted: Fitted) -> None:
+            acts.append((self.name, "end", fitted.round))
+
+    found = planned().train([Named("a"), lambda fitted: fitted.round > 2, Named("b"), Progress()])
+    assert (found.stopped, found.round) == ("enough", 4)
+    of_both = [(name, "evaluated", at) for at in (2, 4) for name in "ab"]
+    begun, ended = [[(name, act, at) for name in "ab"] for act, at in (("begin", 0), ("end", 4))]
+    assert acts == [*begun, *of_both, *reversed(ended)]
+    assert "train_loss" in capsys.readouterr().err
+
+    def fails(fitted: Fitted) -> Any:
+        return np.zeros(2) if fitted.round == 4 else None  # neither true nor false
+
+    acts.clear()
+    with pytest.raises(ValueError, match="truth value") as error:
+        planned().train([Named("b"), fails])
+    assert error.value.fitted.round == 4  # type: ignore[attr-defined]
+    assert acts[-1] == ("b", "end", 4)
+
+
+def test_ctrl_c_keeps_the_segment_that_it_interrupts() -> None:
+    seen = Seen()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # not that of the shell
+    try:
+        found = planned().train([lambda fitted: signal.raise_signal(signal.SIGINT), seen])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (found.stopped, found.round, seen.at) == ("interrupt", 2, [2])
+    assert_same_bits(seen.networks[0], trained()[1].networks[0])
+
+
+def test_patience_waits_for_all_runs() -> None:
+    scores = [(0.5, 0.5), (0.6, 0.4), (0.5, 0.5), (0.5, 0.6), (0.6, 0.6), (0.6, 0.6), (1, 1)]
+
+    def last(evaluations: int, score: objectives.Score) -> int:
+        inputs = SimpleNamespace(valid=SimpleNamespace(size=np.ones((2, 1))))
+        made = SimpleNamespace(inputs=inputs, task=SimpleNamespace(score=score))
+        patience, number = Patience(evaluations), 0
+        so_far: Any = SimpleNamespace(plan=made, runs=(0, 1))
+        patience.begin(so_far)
+        for number in range(1, 8):
+            so_far.history = {"valid_score": np.array(scores[:number]).T}
+            if patience.evaluated(so_far):
+                break
+        return number
+
+    assert [last(n, objectives.SCORES["accuracy"]) for n in (2, 3)] == [6, 7]
+    assert last(4, objectives.SCORES["squared_error"]) == 6  # lower is better
+    with pytest.raises(UsageError, match="validation"):
+        fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"callbacks": [Patience(2)]})
+
+
+def test_an_update_that_is_not_finite_is_warned_of_left_out_or_stops() -> None:
+    data = [*CLIENTS[:3], (1e30 * X[:10], Y[:10])]
+    made = plan(fedavg.fedavg, MODEL, data, rounds=3, batch_size=2, devices=1)
+    with pytest.warns(UserWarning, match="round 1, client 3, run 0") as warned:
+        assert not np.isfinite(made.train().predict(X)).all()
+    assert len(warned) == 1
+    with pytest.raises(Diverged) as error:
+        made._replace(evaluations=Evaluations(nonfinite="stop")).train()
+    assert (error.value.round, error.value.client, error.value.index) == (1, 3, 0)
+    drops = FLAT | {"rounds": 3, "batch_size": 2, "evaluations": Evaluations(nonfinite="drop")}
+    with pytest.warns(UserWarning, match="client 3"):
+        found = fit(fedavg.fedavg, MODEL, data, **drops)
+    assert np.isfinite(found.predict(X)).all()
+
+
+# Data, devices and networks.
+
+
+@pytest.mark.parametrize(
+    "used",
+    slow.after(1, [(Devices(1, stream=True),), (Devices(2),), (Devices(1, None, None, 0, 3),)]),
+)
+def test_examples_from_the_host_and_other_devices_give_the_same(used: Devices) -> None:
+    start = {"evaluations": Evaluations(EVERY, start=True), "devices": used}
+    found, other = trained()[0], plan(fedavg.fedavg, MODEL, CLIENTS, **SETTINGS | start).train()
+    assert other.history.rounds.tolist() == [0, 2, 4, 5]
+    assert np.isnan(other.history["train_loss"][:, 0]).all()
+    for name, values in found.history.values.items():
+        np.testing.assert_allclose(other.history[name][:, 1:], values, rtol=1e-5)
+    for run in range(4):
+        np.testing.assert_allclose(other.predict(X, run), found.predict(X, run), rtol=1e-5)
+
+
+def test_a_data_set_brings_its_clients_its_test_and_its_images() -> None:
+    x, y = np.zeros((60, 2, 2, 1), np.uint8), (np.arange(60) % 2).astype(np.int32)
+    where, is_test = np.zeros(60, np.int32), np.arange(60) % 3 == 0
+    grey = Dataset(x, y, ("a", "b"), where, ("all",), is_test)
+    drawn = environments.colored(grey, flips=(0.2, 0.1), seed=5)
+    held_out = clients.of_dataset(drawn, held_out=drawn.domains[0], validation=0.2)
+    for data in (drawn._replace(test=is_test), held_out):
+        inputs = plan(fedavg.fedavg, models.mlp(2), data, rounds=1, devices=1).inputs
+        assert np.asarray(inputs.train.size).sum() > 0 < np.asarray(inputs.test.size).sum()
+    assert np.asarray(inputs.valid.size).any()
+
+
+def test_columns_of_frames_have_one_order() -> None:
+    pandas = pytest.importorskip("pandas")
+    x = pandas.DataFrame(X.astype(np.float32), columns=["a", "b", "c"])
+    other = x[["a", "c", "b"]]
+    train = functools.partial(fit, fedavg.fedavg, MODEL, [(x, Y)], **FLAT)
+    with pytest.raises(UsageError, match="test"):
+        train(test=(other, Y))
+    found = train()
+    with pytest.raises(UsageError, match="x"):
+        found.predict(other)
+    with pytest.raises(UsageError, match="y"):
+        found.evaluate(x, pandas.Series(Y, index=range(48, 0, -1)))
+    np.testing.assert_array_equal(found.predict(x), found.predict(X))
+
+
+@pytest.mark.slow
+def test_a_network_may_have_several_outputs() -> None:
+    model = models.from_function(
+        lambda key, x: 0.1 * jax.random.normal(key, (x.shape[1], 2)),
+        lambda params, x: (x @ params, x.sum(1)),
+    )
+
+    def first(outputs: Tree, y: Array, mask: Array) -> Array:
+        return objectives.cross_entropy(outputs[0], y, mask)
+
+    x = np.tile(X, (11, 1))  # more than are predicted at once
+    scored = {"loss": first, "evaluations": Evaluations(score=first)}
+    logits, sums = fit(fedavg.fedavg, model, [(X, Y)], **FLAT | scored).predict(x)
+    assert logits.shape == (528, 2)
+    np.testing.assert_allclose(sums, x.sum(1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_personal_networks_serve_their_own_client() -> None:
+    data = [(x + 3 * c, y) for c, (x, y) in enumerate(CLIENTS)]
+    model = models.mlp(2, widths=(3,), norm="batch")
+    found = fit(fedbn.fedbn, model, data, grid={"seed": [0, 1]}, **FLAT | {"rounds": 2})
+    x, y = (np.concatenate(each) for each in zip(*data, strict=True))
+    own = federation.of_parts(federation.examples(x, y), np.split(np.arange(40), C))
+    expected = evaluation.evaluate(found.algorithm(1), found.state(1), own)
+    for client, (inputs, targets) in enumerate(data):
+        scores = found.evaluate(inputs, targets, client=client)
+        np.testing.assert_allclose(scores.loss[1], expected.loss[client], rtol=1e-5)
+        outputs = found.predict(inputs, 1, client=client)
+        np.testing.assert_allclose((outputs.argmax(-1) == targets).mean(), scores.score[1])
+    assert not np.allclose(found.predict(X, 1), found.predict(X, 1, client=3))
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_network_and_pools_for_erm() -> None:
+    settings: dict[str, Any] = FLAT | {"batch_size": None}
+    first = fit(erm.erm, MODEL, CLIENTS, **settings)
+    start = first.network()
+    model = MODEL._replace(init=lambda key, x: start)
+    second = fit(erm.erm, model, CLIENTS, grid={"learning_rate": [0.0, 0.1]}, **settings)
+    np.testing.assert_array_equal(first.predict(X, client=3), first.predict(X))
+    assert first.evaluate(X, Y, client=3).loss == first.evaluate(X, Y).loss
+    with pytest.raises(UsageError, match="client"):
+        first.predict(X, client=4)
+    assert_same_bits(plain(second.network(0)), plain(start))
+    x, y, kernel = X[:40], np.eye(2)[Y[:40]], np.asarray(start.params.head, np.float64)
+    outputs = np.exp(x @ kernel)
+    gradient = x.T @ (outputs / outputs.sum(1, keepdims=True) - y) / 40
+    expected: Tree = kernel - 0.1 * gradient
+    np.testing.assert_allclose(second.network(1).params.head, expected, rtol=1e-4, atol=1e-6)
+
+
+# Arguments.
+
+
+def test_targets_choose_the_loss_and_the_score() -> None:
+    values = task_of(fedavg.fedavg, X[:, 0], None, None)
+    assert values.loss is objectives.squared_error is values.settings["loss"]
+    assert not values.score.higher_is_better
+    labels = task_of(fedavg.fedavg, X > 0, None, None)
+    assert labels.loss is objectives.binary_cross_entropy
+    classes = task_of(fedavg.fedavg, Y, None, loss)
+    assert classes.settings == {}
+    assert classes.score.function is loss
+    needed = task_of(lambda model, work, *, loss: None, Y, None, None)
+    assert needed.settings == {"loss": objectives.cross_entropy}
+    # Other arguments may be passed on to an algorithm that takes no loss.
+    assert task_of(lambda model, work, **settings: None, Y, None, None).settings == {}
+
+
+def test_the_momentum_of_sgd_alone_is_known() -> None:
+    """Another optimizer's momentum acts otherwise, and FedNova must refuse it."""
+    values = {"learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.0, "clip": 0.0}
+    for optimizer, known in ((optax.sgd, 0.5), (optax.rmsprop, None)):
+        for batch_size in (2, None):
+            training = LocalTraining(optimizer, batch_size, 1, None)
+            assert training.work(values).momentum == known
+    for none in (0, 0.0, np.float32(0)):  # Adam takes no momentum
+        training = LocalTraining(optax.adam, 2, 1, None)
+        assert training.work(values | {"momentum": none}).momentum is None
+
+
+WRONG: list[dict[str, Any]] = [
+    {"rounds": 0},
+    {"learning_rate": -1},
+    {"learning_rate": [0.1, 0.2]},  # a list goes into the grid
+    {"momentum": 2},
+    {"weight_decay": np.inf},
+    {"grid": [0.1]},
+    {"grid": {"seed": [1, 1]}},
+    {"grid": {"seed": [0.5]}},
+    {"grid": {"learning_rate": 0.1}},
+    {"grid": {"learning_rate": []}},
+    {"grid": {"learning_rate": [0.1, "a"]}},
+    {"grid": {"weighting": [1.0, 2.0]}},
+    {"grid": {"penalty": [1.0]}},  # FedAvg has none
+    {"penalty": 1.0},
+    {"weighting": "no"},
+    {"validation": 1},
+    {"evaluations": 2},
+    {"evaluations": Evaluations(nonfinite="no")},
+    {"schedule": schedules.attending(cohort=5)},
+    {"schedule": schedules.attending(dropout=1.5)},
+    {"schedule": schedules.attending(slow=[1, 2, 0, 1])},
+    {"schedule": lambda key, num_clients, num_rounds: schedules.everyone(num_clients, 3)},
+    {"schedule": 3},
+    {"optimizer": optax.sgd(0.1)},  # not a function of the learning rate
+    {"batch_size": 0},
+    {"callbacks": [1]},
+    {"callbacks": [Patience]},
+    {"test": X},
+    {"test": (X[:, :2], Y)},
+    {"loss": 1},
+    {"devices": 64},
+    {"devices": Devices(0)},
+]
+
+
+@pytest.mark.parametrize("settings", WRONG, ids=str)
+def test_a_wrong_argument(settings: dict[str, Any]) -> None:
+    ((name, value),) = settings.items()
+    names = (
+        [*value] if isinstance(value, dict) else [name, "nonfinite", "cohort", "dropout", "slow"]
+    )
+    with pytest.raises(UsageError, match="|".join(names)):
+        fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | settings)
+
+
+def test_a_wrong_factory_network_or_data() -> None:
+    fails = models.from_function(lambda key, x: (), lambda params, x: x.reshape(-1, 7))
+    wrong: list[tuple[str, Any, Any, Any, dict[str, Any]]] = [
+        ("algorithm", lambda model: model, MODEL, CLIENTS, {}),
+        ("gamma", lambda model, work, *, gamma: model, MODEL, CLIENTS, {}),
+        ("algorithm", lambda model, work: model, MODEL, CLIENTS, {}),
+        ("penalty", fedipg.fedipg, MODEL, CLIENTS, {"grid": {"penalty": [0.1, -1.0]}}),
+        (
+            "learning_rate",
+            fedavg.fedavg,
+            MODEL,
+            CLIENTS,
+            {"learning_rate": 0.1, "grid": {"learning_rate": [0.1]}},
+        ),
+        ("y", fedproto.fedproto, MODEL, [(X, X[:, 0])], {}),  # which needs classes
+        ("y", fedavg.fedavg, MODEL, [(X, Y + 1)], {}),
+        ("y", fedavg.fedavg, MODEL, [(X, Y.astype(float))], {}),  # values, for two outputs
+        ("model", fedavg.fedavg, fails, CLIENTS, {}),
+        ("model", fedavg.fedavg, MODEL.init, CLIENTS, {}),
+        ("clients", fedavg.fedavg, MODEL, X, {}),
+        ("validation", fedavg.fedavg, MODEL, lambda seeds: None, {"validation": 0.1}),
+        ("test", fedavg.fedavg, MODEL, lambda seeds: None, {"test": TEST}),
+    ]
+    for name, factory, model, data, settings in wrong:
+        with pytest.raises(UsageError, match=name):
+            fit(factory, model, data, **FLAT | settings)
