@@ -7,8 +7,9 @@ import flax.linen as nn
 import numpy as np
 import optax
 
-from fedjax_inv import fit, models, objectives
+from fedjax_inv import callbacks, fit, models, objectives, schedules
 from fedjax_inv.algorithms import fedavg
+from fedjax_inv.data import clients
 from fedjax_inv.types import Array
 
 
@@ -36,16 +37,15 @@ def main() -> np.ndarray:
     fitted = fit(
         fedavg.fedavg,
         models.from_flax(Network(), takes=("mask", "train")),
-        x[:2000],
-        y[:2000],
-        client[:2000],
+        clients.by_client(x[:2000], y[:2000], client[:2000]),
         rounds=30,
-        learning_rate=[0.05, 0.2],
-        seeds=range(3),
+        grid={"learning_rate": [0.05, 0.2], "seed": range(3)},
         loss=hinge,
-        slow=[1, 1, 1, 1, 1, 1, 2, 3],  # the last two clients need more rounds for an update
+        # The last two clients need more rounds for an update.
+        schedule=schedules.attending(slow=[1, 1, 1, 1, 1, 1, 2, 3]),
         validation=0.1,
-        patience=5,  # evaluations without a better validation score in any run
+        # It ends after five evaluations without a better validation score in any run.
+        callbacks=[callbacks.Progress(), callbacks.Patience(5)],
     )
     scores = fitted.evaluate(x[2000:], y[2000:]).score
     for run, score in zip(fitted.runs, scores, strict=True):

@@ -18,6 +18,7 @@ from absl import flags
 
 from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
+from fedjax_inv.data import clients
 from fedjax_inv_experiments import __main__
 from runs import no_figures
 
@@ -147,10 +148,10 @@ def test_algorithms_of_a_page_are_those_of_the_library(
 ) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 3)).astype(np.float32), rng.integers(0, 2, 40)
-    options: dict[str, Any] = {"rounds": 3, "progress": False, **settings}
-    data = x, y, np.arange(40) % 3
+    options: dict[str, Any] = {"rounds": 3, "callbacks": (), **settings}
+    data = clients.by_client(x, y, np.arange(40) % 3)
     networks = [
-        fit(factory, models.mlp(2, widths=(4,)), *data, **options).network()
+        fit(factory, models.mlp(2, widths=(4,)), data, **options).network()
         for factory in (algorithms.names[factory.__name__], factory)
     ]
     chex.assert_trees_all_close(*networks, rtol=1e-5)

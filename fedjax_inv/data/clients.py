@@ -21,11 +21,12 @@ _FORMS = "must be a list of (x, y) for each client (`data.clients.by_client`), o
 
 
 class _Rows(NamedTuple):
-    """Examples with the client of each."""
+    """Examples, and the rows of each client."""
 
     x: Tree
     y: Tree
-    client: Any
+    parts: list[np.ndarray]
+    columns: list[str]  # of x, if it was a frame of pandas
 
 
 def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
@@ -35,8 +36,22 @@ def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
       x: inputs [M, ...].
       y: targets [M, ...].
       client: [M] integers, the client of each example; clients are numbered in the order of these.
+
+    Raises:
+      UsageError: for clients that are no integers, and for arrays of several lengths.
     """
-    return _Rows(x, y, client)
+    check_rows("y", x, y)
+    check_rows("client", x, client)
+    columns = columns_of(x)
+    x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
+    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
+        needed = f"must be integers [M], one for each example{for_texts('client', client)}"
+        raise UsageError("client", client, needed)
+    if _lengths((x, y, client)) != {len(client)} or not len(client):
+        text = "must be as long as x and y, which must be of one length"
+        raise UsageError("client", client, text)
+    order = np.argsort(client, kind="stable")
+    return _Rows(x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1), columns)
 
 
 def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
@@ -52,30 +67,13 @@ def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
       UsageError: for another form, for clients whose examples have different shapes or kinds of
         numbers, and for x or y that holds NaN or infinity.
     """
-    is_of_rows = isinstance(clients, _Rows)
-    x, y, parts = _of_rows(*clients) if is_of_rows else _of_list(clients)
+    x, y, parts = clients[:3] if isinstance(clients, _Rows) else _of_list(clients)
     _check_numbers(x, y)
     is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
     if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
         text = "y are one-hot rows in floating point, which train as values"
         warnings.warn(f"{text}; classes are y.argmax(1)", stacklevel=3)
     return x, y, parts
-
-
-def _of_rows(x: Any, y: Any, client: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
-    """Return x, y and each client's rows, in ascending order of the clients."""
-    check_rows("y", x, y)
-    check_rows("client", x, client)
-    x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
-    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
-        needed = f"must be integers [M], one for each example{for_texts('client', client)}"
-        raise UsageError("client", client, needed)
-    if y is None or _lengths((x, y, client)) != {len(client)} or not len(client):
-        raise UsageError(
-            "client", client, "must be as long as x and y, which must be of one length"
-        )
-    order = np.argsort(client, kind="stable")
-    return x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1)
 
 
 def _of_list(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
@@ -154,6 +152,8 @@ def columns_of(data: Any) -> list[str]:
 
     Other inputs have none: [].
     """
+    if isinstance(data, _Rows):
+        return data.columns
     if isinstance(data, Sequence) and not isinstance(data, str):
         firsts = [columns_of(pair[0]) for pair in data if isinstance(pair, Sequence) and pair]
         return next(filter(None, firsts), [])

@@ -43,10 +43,9 @@ def test_numbers_of_clients_may_be_above_32_bits_and_arrays_of_any_byte_order() 
     client = np.arange(40, dtype=np.uint64) % C * np.uint64(2**62) + np.uint64(5)
     data = clients.by_client(X[:40].astype(">f4"), Y[:40].astype(">i8"), client)
     x, y, parts = clients.of_arrays(data)
-    order = np.concatenate(PARTS)
-    assert [len(rows) for rows in parts] == [len(rows) for rows in PARTS]
-    np.testing.assert_array_equal(x, X[order].astype(np.float32))
-    np.testing.assert_array_equal(y, Y[order])
+    for rows, expected in zip(parts, PARTS, strict=True):
+        np.testing.assert_array_equal(x[rows], X[expected].astype(np.float32))
+        np.testing.assert_array_equal(y[rows], Y[expected])
     assert x.dtype.isnative
     assert y.dtype.isnative
 

@@ -171,7 +171,7 @@ def test_the_flags_reach_the_data() -> None:
     assert np.unique(drawn(shading="random").x.step[training]).size == 6
     seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
-    assert len(seeds.data.y) == 2 * len(plain.y)  # each seed draws its own
+    assert len(seeds.source) == 2 * len(plain.y)  # each seed draws its own
 
 
 def test_a_share_of_the_images_has_the_colours_of_the_paradox() -> None:
