@@ -244,11 +244,11 @@ class _Settings(NamedTuple):
             return q
         return without(q, global_direction, local_direction, alpha=self.alpha, beta=self.beta)
 
-    def of_history(self, history: _History, now: Array) -> Array:
+    def of_history(self, history: _History, count: Array, now: Array) -> Array:
         """The average of the round's classifiers up to the present one, [K, D]."""
         if not self.history_average:
             return now
-        average = (history.total + now) / (history.num_batches + 1)
+        average = (history.total + now) / count
         if self.history_gradient == "literal":
             return average
         return now + jax.lax.stop_gradient(average - now)
@@ -259,6 +259,7 @@ def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Arr
 
     def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
         (params, stats), history, mask = at.variables, at.carry, batch.mask
+        count = history.num_batches + 1
         body_key, _ = jax.random.split(key)  # as `models.apply` does
         local_direction = chosen.local_direction(at, global_direction)
 
@@ -267,7 +268,7 @@ def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Arr
             kernel = _kernel(params.head)
             features = _embedding(features, kernel.shape[0])
             now = chosen.rows(kernel.T, global_direction, local_direction)
-            z = logits(features, chosen.of_history(history, now), scale=chosen.scale)
+            z = logits(features, chosen.of_history(history, count, now), scale=chosen.scale)
             return loss(z, batch.y, mask), (Halves(body, stats.head), now, features)
 
         (value, (after, now, features)), grads = jax.value_and_grad(risk, has_aux=True)(params)
@@ -275,7 +276,7 @@ def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Arr
         if chosen.averages_features:
             new = jax.vmap(objectives.masked_mean, (1, None))(features, mask)
             mean = chosen.feature_decay * history.features + (1 - chosen.feature_decay) * new
-        carry = _History(history.total + now, history.num_batches + 1, mean)
+        carry = _History(history.total + now, count, mean)
         return Step(grads, after, {"loss": value}, carry=carry)
 
     return grad_fn
