@@ -139,7 +139,7 @@ def federation(federation: Federation) -> None:
     if not is_concrete((order, start, size)):
         return
     num_examples = len(jax.tree.leaves(data)[0])
-    rows, first, count = (np.asarray(array, np.int64) for array in (order, start, size))
+    rows, first, count = np.asarray(order), np.asarray(start, np.int64), np.asarray(size)
     if rows.size and not (rows.min() >= 0 and rows.max() < num_examples):
         text = f"holds {rows.min()}..{rows.max()}, must be rows in 0..{num_examples - 1}"
         raise UsageError("order", ..., text)
