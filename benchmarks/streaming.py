@@ -21,7 +21,7 @@ import optax
 from benchmarks import frame
 from experiments.flags import command
 from experiments.flags.flag import at_least, flag
-from fedjax_inv import local, models, program, schedules
+from fedjax_inv import local, models, program, schedules, streaming
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
@@ -125,7 +125,7 @@ def tables(options: Options) -> Iterator[frame.Table]:
     sampled, who = np.unique(cohorts.who, return_inverse=True)
     few, resident = inputs(len(sampled)), program.make(experiment(options))
     layout = Layout()
-    streamed = program.streamed(
+    streamed = streaming.streamed(
         program.make(experiment(options)), source, given, cohorts, layout, every=options.every
     )
     times = seconds(options, streamed, None, given, cohorts)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import platforms, program
+from fedjax_inv import platforms, program, streaming
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.data import federation, stored
@@ -125,7 +125,7 @@ class Plan(NamedTuple):
         if self.is_placed:
             return self
         if self.streams:
-            made = program.streamed(
+            made = streaming.streamed(
                 self.program,
                 stored.of_arrays(*self.data),
                 self.inputs,

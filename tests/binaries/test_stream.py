@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_inv import devices
 from fedjax_inv.checks import UsageError
-from fedjax_inv.devices import placement
 from fedjax_inv_experiments.experiment import assemble, config
 from runs import Ran, go_on, halved, metrics, ran, states
 
@@ -63,7 +63,7 @@ def test_examples_that_do_not_fit_into_memory_are_streamed(monkeypatch: pytest.M
     assert not streams()
     assert streams(hold="stream")
     # The digits take 122 kB; 0.7 of the memory may be taken.
-    monkeypatch.setattr(placement, "memory", lambda: 150_000)
+    monkeypatch.setattr(devices, "memory", lambda: 150_000)
     assert streams()
     assert not streams(hold="all")
     for flags in ({"watch_examples": 9}, {"hold": "stream", "algorithm": ("erm",)}):

@@ -17,6 +17,7 @@ from fedjax_inv import (
     evaluation,
     local,
     models,
+    one_run,
     program,
     rounds,
     schedules,
@@ -26,7 +27,6 @@ from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.devices import Layout
-from fedjax_inv.program import one_run
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment

@@ -11,14 +11,13 @@ import pytest
 
 import federations
 from federations import assert_same_bits, plain
-from fedjax_inv import local, program, schedules
+from fedjax_inv import devices, local, program, schedules, streaming
 from fedjax_inv.algorithms.fedbn import fedbn
 from fedjax_inv.algorithms.scaffold import scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources, stored
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.devices import Layout, placement
-from fedjax_inv.program import streams
+from fedjax_inv.devices import Layout
 from fedjax_inv.types import Array, Cohort, Tree
 
 C, T, EVERY = 11, 6, 3
@@ -73,7 +72,7 @@ def streamed(
 ) -> program.Program:
     _, inputs, cohorts = given()
     source = stored.of_arrays(dataset().x, dataset().y) if source is None else source
-    return program.streamed(
+    return streaming.streamed(
         made(name, layout), source, inputs, cohorts, layout, every=EVERY, part_bytes=part_bytes
     )
 
@@ -112,7 +111,7 @@ def resident(name: str) -> Tree:
 def test_a_streamed_run_is_the_run_with_all_examples_on_the_devices(
     name: str, part_bytes: int, shape: tuple[int, int]
 ) -> None:
-    layout = Layout(placement.mesh(shape, jax.devices()), num_runs=len(RUNS))
+    layout = Layout(devices.mesh(shape, jax.devices()), num_runs=len(RUNS))
     found = result(streamed(name, part_bytes, layout), None, given()[1])
     for one, other in zip(*map(jax.tree.leaves, (found, resident(name))), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
@@ -132,7 +131,7 @@ def test_parts_hold_the_rows_of_their_cohorts() -> None:
     _, inputs, cohorts = given()
     source = stored.of_arrays(dataset().x, dataset().y)
     most = 40 * source.row_bytes * len(RUNS)
-    parts = streams._Parts(source, inputs, cohorts, Layout(), EVERY, most)
+    parts = streaming._Parts(source, inputs, cohorts, Layout(), EVERY, most)
     assert parts.length == 1
     for first in range(T):
         data, now = parts.of_rounds(first)
@@ -152,7 +151,7 @@ def test_windows_share_the_rows_of_each_block(blocks: int) -> None:
     size = np.array([[3, 0, 7, 1, 2], [0, 0, 0, 0, 9]])
     at = np.zeros_like(size)
     for number in range(4):
-        skip, taken = streams._window(size, number, 4, blocks)
+        skip, taken = streaming._window(size, number, 4, blocks)
         np.testing.assert_array_equal(np.where(taken, skip, at), at)
         assert taken.sum(1).max() <= -(-13 // 4) + blocks
         at += taken
@@ -168,7 +167,7 @@ def test_a_reader_that_fails_in_the_thread_ends_the_run() -> None:
             raise OSError("unplugged")
         return source.take(rows)
 
-    parts = streams._Parts(source._replace(take=fails), inputs, given()[2], Layout(), EVERY, 1)
+    parts = streaming._Parts(source._replace(take=fails), inputs, given()[2], Layout(), EVERY, 1)
     parts.read_ahead(0)
     with pytest.raises(OSError, match="unplugged"):
         parts.of_rounds(0)
@@ -183,7 +182,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         (inputs._replace(watched=watched), Layout()),
     ):
         with pytest.raises(UsageError):
-            program.streamed(
+            streaming.streamed(
                 made("scaffold", layout), source, given_inputs, cohorts, layout, every=EVERY
             )
 

@@ -23,9 +23,9 @@ from fedjax_inv.data.federation import rows_of
 from fedjax_inv.data.stored import Stored
 from fedjax_inv.devices import ClientShards, Layout
 from fedjax_inv.evaluation import Scores
-from fedjax_inv.program.compiled import Program
-from fedjax_inv.program.host_inputs import Inputs
-from fedjax_inv.program.one_run import Outcome, Played, Training
+from fedjax_inv.grid import Inputs
+from fedjax_inv.one_run import Outcome, Played, Training
+from fedjax_inv.program import Program
 from fedjax_inv.types import Cohort, Examples, Tree
 
 PART_BYTES = 2**30  # of the examples of a part

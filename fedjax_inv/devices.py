@@ -1,4 +1,22 @@
-"""Placement on several devices: runs and clients, with all data on each device or only its own.
+"""The placement of work, data and clients' states in time, in memory and on devices.
+
+An `Axis` lays the slots of a cohort over time and memory (`vmapped`, `chunked`) and over devices
+(`sharded`, `owned`). A `Layout` places the arrays of a program on a mesh of k_r x k_c devices: k_r
+of them share the runs, and for each run k_c share the clients. A shard is the list of the rows of
+one client, or of one set of test examples. Each device holds
+
+| arrays                 | with own=False   | with own=True                        |
+|------------------------|------------------|--------------------------------------|
+| examples               | all              | the rows of its own shards           |
+| shards of clients      | all of its runs' | those of the clients that it owns    |
+| states of clients      | all of its runs' | those of the clients that it owns    |
+| shared (test) shards   | all of its runs' | a part of each                       |
+| server, and all others | all of its runs' | all of its runs'                     |
+
+`owner` says which device owns a client. With own=False (`sharded`) a device computes consecutive
+slots. With own=True (`owned`) it computes the slots of its own clients. Devices that share runs
+send each other nothing. On the host and in checkpoints, arrays are the same for any layout and any
+number of devices; on several devices sums have another order, and so round in another way.
 
 Axis letters: R runs, k_r x k_c devices that share runs x clients, N shards, l rows and m examples
 of one device.
@@ -14,10 +32,17 @@ from jax import Device
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_inv import axis as axes
 from fedjax_inv import platforms
+from fedjax_inv.axis import Axis as Axis
+from fedjax_inv.axis import chunked as chunked
+from fedjax_inv.axis import clients_per_device as clients_per_device
+from fedjax_inv.axis import over as over
+from fedjax_inv.axis import owned as owned
+from fedjax_inv.axis import owner as owner
+from fedjax_inv.axis import sharded as sharded
+from fedjax_inv.axis import vmapped as vmapped
 from fedjax_inv.data.federation import rows_of
-from fedjax_inv.devices import axis as axes
-from fedjax_inv.devices.ownership import clients_per_device, owner
 from fedjax_inv.types import Array, Examples, Tree
 
 T = TypeVar("T")
@@ -181,7 +206,7 @@ class Layout(NamedTuple):
         """The placement of arrays that are whole on every device, of several."""
         return self._sharding(_WHOLE)
 
-    def axis(self, inner: axes.Axis) -> axes.Axis:
+    def axis(self, inner: Axis) -> Axis:
         """Return the axis that assigns slots to the devices; each folds its own by `inner`."""
         name = CLIENTS if self.client_devices > 1 else None
         return inner._replace(name=name, replicated=not self.own)

@@ -20,7 +20,7 @@ from fedjax_inv import (
     stopping,
 )
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
-from fedjax_inv.program.host_inputs import Inputs
+from fedjax_inv.grid import Inputs
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
 
 _BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch

@@ -1,4 +1,14 @@
-"""The compiled program of R runs of an experiment, and where its arrays lie on devices."""
+"""Many runs of one experiment, seeds x hyperparameters x clients, as one compiled program.
+
+    compiled = make(experiment)
+    training = compiled.init(data, inputs)
+    outcome = compiled.evaluate(data, inputs, training)                     # before the first round
+    training, outcome = compiled.segment(data, inputs, training, cohorts)   # again and again
+
+`grid` computes the inputs on the host, and `one_run` defines a single run. `streaming` plays a
+program with examples that stay on the host.
+Nothing here depends on flags, files or the screen. Axis letter: R runs.
+"""
 
 import functools
 from collections.abc import Callable, Hashable
@@ -12,8 +22,23 @@ from jax.sharding import PartitionSpec
 from fedjax_inv import devices, platforms, rounds
 from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Layout
-from fedjax_inv.program.host_inputs import Inputs
-from fedjax_inv.program.one_run import Experiment, OneRun, Outcome, Played, Training
+from fedjax_inv.grid import Detailed as Detailed
+from fedjax_inv.grid import Inputs as Inputs
+from fedjax_inv.grid import Run as Run
+from fedjax_inv.grid import Watched as Watched
+from fedjax_inv.grid import cohorts as cohorts
+from fedjax_inv.grid import grid as grid
+from fedjax_inv.grid import group_names as group_names
+from fedjax_inv.grid import groups as groups
+from fedjax_inv.grid import inputs as inputs
+from fedjax_inv.grid import schedule_key as schedule_key
+from fedjax_inv.one_run import DetailedScores as DetailedScores
+from fedjax_inv.one_run import Experiment as Experiment
+from fedjax_inv.one_run import OneRun as OneRun
+from fedjax_inv.one_run import Outcome as Outcome
+from fedjax_inv.one_run import Played
+from fedjax_inv.one_run import Scores as Scores
+from fedjax_inv.one_run import Training as Training
 from fedjax_inv.types import Array, Cohort, Examples, Tree
 
 T = TypeVar("T")

@@ -5,14 +5,13 @@ the package does not depend on how. Axis letter: s slots of one device.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from fedjax_inv import checks
-from fedjax_inv.devices.ownership import clients_per_device, owner
 from fedjax_inv.types import Array, Tree
 
 Fn = Callable[[Tree], tuple[Tree, Tree]]  # one slot -> (upload, result)
@@ -230,3 +229,24 @@ def _in_chunks(fn: Fn, add: Add, init: Tree, slots: Tree, at_once: int) -> tuple
     # Not -1, which no reshape finds for arrays without elements.
     whole = jax.tree.map(lambda a: a.reshape(a.shape[0] * at_once, *a.shape[2:]), results)
     return sums, jax.tree.map(lambda a: a[:length], whole)
+
+
+def clients_per_device(num_clients: int, num_devices: int) -> int:
+    """Return how many clients a device has room for.
+
+    Args:
+      num_clients: N, at least 1.
+      num_devices: k, at least 1.
+    """
+    return -(-num_clients // num_devices)
+
+
+def owner(client: Any, num_clients: int, num_devices: int) -> Any:
+    """Return the device that owns a client.
+
+    Args:
+      client: the number of the client, or an array of numbers.
+      num_clients: N, at least 1.
+      num_devices: k, at least 1.
+    """
+    return client // clients_per_device(num_clients, num_devices)
