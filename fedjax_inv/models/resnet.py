@@ -3,7 +3,8 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 
@@ -85,19 +86,15 @@ class _Residual(nn.Module):
 
 
 class _Stage(nn.Module):
-    windows: Sequence[int]  # of a block
     number: int  # from 1
-    depth: int  # blocks
-    width: int
-    stride: int
-    norm: Norm
-    conv: lowerings.Conv
+    depth: int
+    stride: int  # of the first block
+    block: Callable[..., nn.Module]  # called as block(stride=..., name=...)
 
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         for i in range(self.depth):
-            name, stride = f"layer{self.number}_{i}", 1 if i else self.stride
-            block = _Residual(self.windows, self.width, stride, self.norm, self.conv, name=name)
+            block = self.block(stride=1 if i else self.stride, name=f"layer{self.number}_{i}")
             x = block(x, mask, train)
         return x
 
@@ -187,11 +184,11 @@ def _resnet(
         raise UsageError("widths", tuple(widths), f"must be {len(_STRIDES)}, one of each stage")
     if norm == "group" and any(width % GroupNorm.groups for width in widths):
         raise UsageError("widths", tuple(widths), f"must be multiples of {GroupNorm.groups}")
-    make_norm, chosen = NORMS[norm], lowerings.lowering(conv)
+    layers: Any = {"norm": NORMS[norm], "conv": lowerings.lowering(conv)}
     stages = [
-        _Stage(windows, 1 + i, depth, width, stride, make_norm, chosen)
+        _Stage(1 + i, depth, stride, partial(_Residual, windows, width, **layers))
         for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
     ]
-    first = _FirstLayer(widths[0], _STEMS[image_size], make_norm, chosen)
+    first = _FirstLayer(widths[0], _STEMS[image_size], **layers)
     blocks: list[nn.Module] = [first, *stages, _SpatialMean(), Logits(num_classes, "fc")]
     return from_blocks(blocks, len(blocks) - 1 if cut is None else cut)
