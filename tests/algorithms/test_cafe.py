@@ -226,22 +226,6 @@ def drawn(seed: int, *, classwise: bool) -> Drawn:
     return Drawn(classifier, features, d_g, cafe.orthogonal(d_l, d_g))
 
 
-def test_without_parts_it_is_a_cosine_classifier() -> None:
-    with jax.enable_x64(True):
-        one = drawn(0, classwise=False)
-
-        @jax.jit
-        def logits(one: Drawn) -> Array:
-            q = cafe.calibrate(one.classifier, one.d_g, one.d_l, alpha=0.0, beta=0.0, gamma=0.0)
-            return cafe.logits(one.features, q, scale=7.0)
-
-        got = np.asarray(logits(one))
-        for i, h in enumerate(np.asarray(one.features)):
-            for c, w in enumerate(np.asarray(one.classifier)):
-                cosine = h @ w / np.linalg.norm(h) / np.linalg.norm(w)
-                np.testing.assert_allclose(got[i, c], 7 * cosine, rtol=1e-10)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 999),
@@ -299,18 +283,6 @@ def test_a_drift_is_removed_once_it_leads_the_classifier(factor: float) -> None:
             np.testing.assert_allclose(got @ d, left * t * a / lengths[:, 0], atol=1e-9)
             if factor > 1:  # the rest stays, but the drift has made its rows shorter
                 np.testing.assert_allclose(got @ free[1], plain / lengths, atol=1e-9)
-
-
-def test_classwise_serving_never_changes_which_class_is_largest() -> None:
-    one = drawn(3, classwise=True)
-    own = cafe.unit(one.classifier)
-
-    def z(alpha: float) -> Array:
-        q = cafe.calibrate(one.classifier, own, 0 * own, alpha=alpha, beta=0.0, gamma=1 / 32)
-        return cafe.logits(one.features, q, scale=16.0)
-
-    for alpha in (0.2, 0.9):
-        np.testing.assert_allclose(z(alpha), (1 - alpha) * z(0.0), rtol=1e-4, atol=1e-5)
 
 
 def test_a_traced_beta_without_momentum_is_nan_unless_it_is_0() -> None:

@@ -58,50 +58,6 @@ def test_contribution_is_the_formula() -> None:
             np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("nu", [0.1, -0.1])
-def test_eq_16_of_two_quadratics_changes_sign_with_the_heterogeneity(nu: float) -> None:
-    """R_i = |w - w_I - e|^2 / 2 beside many of |w - w_I|^2 / 2, at w = kappa w_I + nu e / |e|.
-
-    The smoothness of the paper holds the step size. U and V are 1 where gradients are as long.
-    """
-    kappa, paper_smoothness, step_size, share = 0.4, 0.9, 0.2, 0.05
-    lengths = np.array([1e-3, 0.2, 0.5, 1.0, 3.0, 30.0])
-    invariant, direction = np.eye(6)[1], np.eye(6)[4]
-    w = kappa * invariant + nu * direction
-    others = w - invariant
-    found, whole = [], []
-    with jax.enable_x64(True):
-        for length in lengths:
-            own = w - invariant - length * direction
-            cosine = ((1 - kappa) ** 2 - nu * (length - nu)) / (
-                np.hypot(1 - kappa, nu) * np.hypot(1 - kappa, length - nu)
-            )
-            smoothness = paper_smoothness / step_size
-            ratio = np.linalg.norm(own) / np.linalg.norm(others)
-            got = contribution(
-                others, [others, own / ratio, own], [1 - 2 * share, share, share], step_size,
-                smoothness,
-            )  # fmt: skip
-            np.testing.assert_allclose(
-                got[1], step_size * share * (cosine - paper_smoothness / 2), rtol=1e-9
-            )
-            np.testing.assert_allclose(
-                got[2],
-                step_size * share * (ratio * cosine - paper_smoothness / 2 * ratio**2),
-                rtol=1e-9,
-            )
-            assert got[0] > 0
-            found.append(got[1])
-            whole.append(got[2])
-    for values in (found, whole):
-        signs = np.sign(values)
-        assert signs[0] == 1
-        assert signs[-1] == -1
-        assert (np.diff(signs) != 0).sum() == 1
-    # Whatever the sign of nu, once e dominates, more of it is worse.
-    assert (np.diff(whole[2:]) < 0).all()
-
-
 def test_without_a_global_gradient_nobody_contributes() -> None:
     assert_equal(contribution(np.zeros(3), np.ones((2, 3)), [0.5, 0.5]), np.zeros(2, np.float32))
 

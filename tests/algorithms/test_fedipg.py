@@ -339,24 +339,6 @@ def test_halves_are_unbiased_and_the_square_is_not() -> None:
         assert np.abs(mean - expected).max() > 1e-2
 
 
-def test_a_single_example_is_not_penalised_in_halves() -> None:
-    with jax.enable_x64(True):
-        who = 2
-        model = federations.mlp()
-        variables, (x, y) = point(model), real_examples(who)
-        assert len(y) == 1
-        shard = shard_in_float64(who)
-        algorithm = fedipg.fedipg(model, one_gradient(), penalty=1e4, estimator="halves")
-        grads, _, metrics = jax.jit(partial(gradient_of, algorithm))(variables, shard)
-        expected = jax.jit(
-            jax.grad(lambda params: mean_loss(logits_of(model, params, variables.stats, x), y))
-        )(variables.params)
-        np.testing.assert_allclose(
-            ravel_pytree(grads)[0], ravel_pytree(expected)[0], rtol=1e-9, atol=1e-12
-        )
-        assert metrics["invariance"] != 0
-
-
 half_masks = jax.jit(fedipg.half_masks)
 
 
@@ -366,18 +348,6 @@ def test_half_masks_part_the_real_examples(mask: list[bool]) -> None:
     assert not (first & second).any()
     np.testing.assert_array_equal(first | second, mask)
     assert first.sum() - second.sum() in (0, 1)
-
-
-def test_halves_take_one_pass() -> None:
-    """As many matrix products as the square takes; this network's convolutions are some."""
-    variables, shard = point(federations.cnn()), federations.shard_of(federations.federation(), 4)
-
-    def products(estimator: str) -> int:
-        algorithm = fedipg.fedipg(federations.cnn(), one_gradient(), estimator=estimator)
-        traced = jax.make_jaxpr(partial(gradient_of, algorithm))(variables, shard)
-        return str(traced).count("dot_general[")
-
-    assert products("halves") == products("square") > 5
 
 
 def decay(round: Array | float) -> Array | float:

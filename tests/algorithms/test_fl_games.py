@@ -16,13 +16,11 @@ from hypothesis import strategies as st
 import federations
 from federations import NUM_CLASSES, assert_close, assert_equal, plain
 from fedjax_inv import (
-    communication,
     devices,
     local,
     models,
     objectives,
     rounds,
-    schedules,
     tree,
 )
 from fedjax_inv.algorithms import fl_games
@@ -345,22 +343,6 @@ def test_phi_steps_along_the_mean_weighted_by_size() -> None:
     assert not same(after.body.params, before.body.params)
 
 
-def test_what_travels_is_what_the_answer_needs() -> None:
-    """phi's optimizer stays with the server, and so does the memory in phi's rounds."""
-    algorithm = game(LEARNED, learned=True, memory=2)
-    state = start(algorithm, LEARNED)
-    game_: fl_games.Game = state.server
-    body, players = communication.size(game_.body), communication.size(game_.players)
-    memory, moves = communication.size(game_.memory), communication.size(game_.moves)
-    plays = communication.size(game_.plays)
-    assert communication.size(game_.body_opt_state) > 2 * communication.size(game_.body.params)
-    assert memory == 2 * players > 0
-    assert communication.traffic(algorithm, state, FEDERATION) == (
-        communication.Traffic(down=body + players + plays, up=body),
-        communication.Traffic(down=body + players + memory + moves + plays, up=players // PLAYERS),
-    )
-
-
 def test_prediction_is_the_mean_of_the_players_logits() -> None:
     algorithm = game(LEARNED, learned=True)
     game_ = start(algorithm, LEARNED).server
@@ -377,11 +359,13 @@ def test_prediction_is_the_mean_of_the_players_logits() -> None:
     assert_close(jax.jit(algorithm.predict)(game_, (), x), expected)
 
 
-@cache
-def path_of(play: str) -> Callable[[float, Array], Array]:
-    """(local step size, optima [2]) -> the actions before each of four rounds and after the last.
+@pytest.mark.parametrize("play", fl_games.PLAYS)
+def test_best_responses_to_a_quadratic_risk(play: str) -> None:
+    """Two players with the risk (mean action - b)^2; their best response is 2 b - the other's.
 
-    Two players, whose data are a number each, with the risk (mean action - optimum)^2.
+    The slope in one's own action is (mean - b), so a step of size 2 is the best response. In turn
+    they reach an equilibrium: all actions of mean b are ones (Ahuja et al. 2021). At once each
+    moves as if the other stood still, and the mean swings around b.
     """
     model = models.from_function(
         lambda key, x: {"w": jax.random.normal(key, (1,))}, lambda params, x: x * params["w"]
@@ -390,53 +374,20 @@ def path_of(play: str) -> Callable[[float, Array], Array]:
     def squared(outputs: Array, y: Array, mask: Array) -> Array:
         return objectives.masked_mean((outputs[:, 0] - y) ** 2, mask)
 
-    def path(step_size: float, optima: Array) -> Array:
-        each = jnp.arange(2, dtype=jnp.int32)
-        data = Examples(jnp.ones((2, 1)), optima)
-        federation = Federation(data, each, each, jnp.ones(2, jnp.int32))
-        work = local.full_batch(optax.sgd(step_size), capacity=1)
-        algorithm = fl_games.fl_games(model, work, play=play, loss=squared)
-
-        def actions(state: rounds.State) -> Array:
-            return state.server.players.params["w"][:, 0]
-
-        def body(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Array]:
-            axis = devices.chunked(1)
-            state, _ = rounds.step(algorithm, state, cohort, federation, axis=axis)
-            return state, actions(state)
-
-        state = rounds.init(algorithm, model.init(KEY, federation.data.x), federation, KEY)
-        _, rest = jax.lax.scan(body, state, schedules.everyone(2, 4))
-        return jnp.concatenate([actions(state)[None], rest])
-
-    return jax.jit(path)
-
-
-def regression(play: str, step_size: float, optima: tuple[float, float]) -> np.ndarray:
-    """The actions [5, 2] of two players, from what they drew."""
-    return np.asarray(path_of(play)(step_size, jnp.array(optima)), np.float64)
-
-
-# The risk's slope in one's own action is (mean - optimum), its curvature 1/2: a step of size 2 is
-# the best response, 2 optimum - the other's action.
-BEST = 2.0
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def test_best_responses_in_turn_reach_an_equilibrium_that_exists() -> None:
-    """Ahuja et al. 2021: where all agree on b, the equilibria are all actions of mean b."""
-    path = regression("sequential", BEST, (0.7, 0.7))
-    assert abs(path[0].mean() - 0.7) > 0.1
-    np.testing.assert_allclose(path[1:].mean(1), 0.7, **CLOSE)
-    np.testing.assert_allclose(path[1], [1.4 - path[0, 1], path[0, 1]], **CLOSE)
-    np.testing.assert_allclose(path[2:], np.tile(path[1], (3, 1)), **CLOSE)
-
-
-def test_simultaneous_best_responses_swing_around_the_equilibrium() -> None:
-    """Each moves by twice the distance, as if the other stood still; half of it arrives at once."""
-    path = regression("parallel", BEST, (0.7, 0.7))
-    start_, swing = path[0], path[0].mean() - 0.7
-    np.testing.assert_allclose(path[1], 1.4 - start_[::-1], **CLOSE)
-    np.testing.assert_allclose(path.mean(1) - 0.7, swing * np.array([1, -1, 1, -1, 1]), **CLOSE)
-    halfway = regression("parallel", BEST / 2, (0.7, 0.7))
-    np.testing.assert_allclose(halfway[1:].mean(1), 0.7, **CLOSE)
+    b, each = 0.7, jnp.arange(2, dtype=jnp.int32)
+    examples = Examples(jnp.ones((2, 1)), jnp.full(2, b))
+    federation = Federation(examples, each, each, jnp.ones(2, jnp.int32))
+    work = local.full_batch(optax.sgd(2.0), capacity=1)
+    algorithm = fl_games.fl_games(model, work, play=play, loss=squared)
+    state = rounds.init(algorithm, model.init(KEY, examples.x), federation, KEY)
+    path = []
+    for _ in range(5):
+        path.append(np.asarray(state.server.players.params["w"][:, 0]))
+        state = step(algorithm, state, federations.cohort([0, 1]), federation)
+    first, *rest = path
+    assert abs(first.mean() - b) > 0.1
+    if play == "sequential":
+        expected = [[2 * b - first[1], first[1]]] * 4
+    else:
+        expected = [2 * b - first[::-1], first] * 2
+    np.testing.assert_allclose(rest, expected, rtol=1e-5, atol=1e-5)
