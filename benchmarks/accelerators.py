@@ -35,10 +35,10 @@ from jax.sharding import (
 )
 
 from benchmarks import frame, hlo
-from experiments.experiment import assemble, command_line
-from experiments.experiment.config import Config
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
+from benchmarks.frame import flag
+from experiments import config as configs
+from experiments.config import Config
+from experiments.experiment import assemble
 from experiments.parts import participation
 from fedjax_inv import communication, platforms, program
 from fedjax_inv.checks import UsageError
@@ -144,7 +144,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
     asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     asked += [f"--precision={precision}"]
-    config = command_line.of_arguments(asked)
+    config = configs.of_arguments(asked)
     assembled = assemble.assemble(config, config.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
 
@@ -303,14 +303,12 @@ class Options:
     targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
     programs: tuple[str, ...] = flag(EVERY[:2], "Presets with an algorithm; or all.", kind=str)
     precision: str = flag("auto", "As in train and sweep.", choices=("auto", *platforms.PRECISIONS))
-    at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.", at_least(0))
+    at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.")
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
     yield frame.Table("Programs that were compiled, not run", measure(options))
 
 
-BINARY = frame.binary(tables, Options, __doc__)
-
 if __name__ == "__main__":
-    command.main(BINARY)
+    frame.main(tables, Options, __doc__)

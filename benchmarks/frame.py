@@ -1,5 +1,7 @@
 """The parts that benchmarks share: timing in turns, tables, and the start."""
 
+import argparse
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -9,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from tabulate import tabulate
 
-from experiments.flags import command
-from experiments.flags.command import Binary
+from experiments import start
 
 median = statistics.median
 
@@ -56,19 +57,47 @@ class Table(NamedTuple):
     floatfmt: str = ".3g"
 
 
-def binary(
-    tables: Callable[[Any], Iterable[Table]], record: type[Any], about: str | None
-) -> Binary:
-    """The binary of a benchmark, which prints each table as soon as it is ready.
+def flag(default: Any, text: str, *, choices: Iterable[str] = (), kind: type | None = None) -> Any:
+    """A field that is a flag. kind: of the elements of a list, where the default has none."""
+    about = {"help": text, "choices": [*choices] or None, "kind": kind}
+    return dataclasses.field(default=default, metadata=about)
 
-    record: its flags.
-    """
 
-    def run(options: Any) -> str:
+def options(record: type[Any], about: str | None, words: Sequence[str] | None = None) -> Any:
+    """The record of a benchmark's flags, from its command line. about: the head of --help."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for field in dataclasses.fields(record):
+        default: Any = field.default
+        choices = field.metadata["choices"]
+        is_list = isinstance(default, tuple)
+        first = (default or (None,))[0] if is_list else default
+        kind = field.metadata["kind"] or type(first)
+        read = partial(_listed, kind, choices) if is_list else kind
+        text = f"{field.metadata['help']} Default: {default}."
+        parser.add_argument(
+            f"--{field.name}",
+            default=default,
+            help=text,
+            type=read,
+            choices=None if is_list else choices,
+        )
+    return record(**vars(parser.parse_args(words)))
+
+
+def _listed(kind: type, choices: Sequence[str] | None, text: str) -> tuple[Any, ...]:
+    values = tuple(map(kind, text.split(",")))
+    if choices and not {*values} <= {*choices}:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(choices)}")
+    return values
+
+
+def main(tables: Callable[[Any], Iterable[Table]], record: type[Any], about: str | None) -> None:
+    """Starts a benchmark, which prints each table as soon as it is ready. record: its flags."""
+    chosen = options(record, about)
+    with start.in_one_line():
         jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
-        for each in tables(options):
+        for each in tables(chosen):
             text = tabulate(each.rows, "keys", tablefmt="github", floatfmt=each.floatfmt)
             print(f"\n{each.title}, JAX {jax.__version__}\n{text}", flush=True)
-        return ""
-
-    return command.of(run, record, about)

@@ -27,8 +27,7 @@ import jax
 import numpy as np
 
 from benchmarks import frame, workloads
-from experiments.flags import command
-from experiments.flags.flag import POSITIVE, at_least, flag
+from benchmarks.frame import flag
 from fedjax_inv.checks import UsageError
 
 PEERS = ("pytorch", "pfl", "fedlab", "flower")
@@ -44,14 +43,12 @@ class Options:
     )
     peers: tuple[str, ...] = flag(PEERS, "Simulators to run beside ours.", choices=PEERS)
     venvs: str = flag("", "The folder that make_venvs.sh filled.")
-    rounds: int = flag(5, "Timed rounds of each.", at_least(1))
-    warmup: int = flag(2, "Rounds before them, not timed.", at_least(1))
-    threads: int = flag(0, "CPU cores for each; 0: all.", at_least(0))
+    rounds: int = flag(5, "Timed rounds of each.")
+    warmup: int = flag(2, "Rounds before them, not timed.")
+    threads: int = flag(0, "CPU cores for each; 0: all.")
     device: str = flag("auto", "auto: the one that JAX finds.", choices=("auto", "cpu", "cuda"))
-    at_once: int = flag(
-        -1, "Clients that ours trains at once; 0: all; -1: as train does.", at_least(-1)
-    )
-    timeout: float = flag(600.0, "Seconds that a peer may take to start, or for a round.", POSITIVE)
+    at_once: int = flag(-1, "Clients that ours trains at once; 0: all; -1: as train does.")
+    timeout: float = flag(600.0, "Seconds that a peer may take to start, or for a round.")
 
 
 class PeerError(Exception):
@@ -199,7 +196,5 @@ def tables(options: Options) -> Iterator[frame.Table]:
         yield frame.Table(f"({name}) {workload.title}; {device}, {threads} threads", rows)
 
 
-BINARY = frame.binary(tables, Options, __doc__)
-
 if __name__ == "__main__":
-    command.main(BINARY)
+    frame.main(tables, Options, __doc__)

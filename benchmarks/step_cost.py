@@ -15,9 +15,9 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from experiments.flags import command
-from experiments.flags import names as registry
-from experiments.flags.flag import at_least, flag
+from benchmarks.frame import flag
+from experiments import factories
+from experiments.flags import MODELS
 from fedjax_inv import local, rounds
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
@@ -30,10 +30,10 @@ _NUM_BATCHES = 4  # batches of a client
 class Options:
     """The flags of this benchmark."""
 
-    model: str = flag("mlp", "The network.", choices=registry.MODELS)
-    batch_size: int = flag(256, "Examples per step.", at_least(1))
-    num_steps: int = flag(10, "Steps per timed call.", at_least(1))
-    repeats: int = flag(15, "Timed calls of each algorithm.", at_least(1))
+    model: str = flag("mlp", "The network.", choices=MODELS)
+    batch_size: int = flag(256, "Examples per step.")
+    num_steps: int = flag(10, "Steps per timed call.")
+    repeats: int = flag(15, "Timed calls of each algorithm.")
     algorithms: tuple[str, ...] = flag(
         (), "Algorithms to compare with fedavg; default: all.", kind=str
     )
@@ -53,7 +53,7 @@ def training_of(
     parts = [np.arange(num_examples), np.arange(0)]
     clients = federation.of_parts(data, parts[: 2 if name == "fl_games" else 1])
     shard = Shard(data, clients.order, clients.start[0], clients.size[0], jnp.int32(0))
-    algorithm = registry.factory(name)(network, work, **arguments)
+    algorithm = factories.algorithm(name)(network, work, **arguments)
     variables = network.init(jax.random.key(0), data.x[:1])
     state = rounds.init(algorithm, variables, clients, jax.random.key(1))
     own = jax.tree.map(lambda leaf: leaf[0], state.clients)
@@ -75,7 +75,8 @@ def training_of(
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
-    network, whole = registry.MODELS[options.model](10), registry.MODELS[options.model](10, cut=0)
+    make = factories.network(options.model)
+    network, whole = make(10), make(10, cut=0)
     # With the momentum that CAFE needs.
     work = local.steps(
         optax.sgd(0.01, 0.9),
@@ -117,7 +118,5 @@ def tables(options: Options) -> Iterator[frame.Table]:
     yield frame.Table(f"{options.model}, batch {options.batch_size}, {device}", rows, ".2f")
 
 
-BINARY = frame.binary(tables, Options, __doc__)
-
 if __name__ == "__main__":
-    command.main(BINARY)
+    frame.main(tables, Options, __doc__)

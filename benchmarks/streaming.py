@@ -19,8 +19,7 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from experiments.flags import command
-from experiments.flags.flag import at_least, flag
+from benchmarks.frame import flag
 from fedjax_inv import local, models, program, schedules, streaming
 from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
@@ -39,17 +38,15 @@ class Options:
     """The flags of this benchmark."""
 
     folder: str = flag("", "The folder of the federation; it is made if it is not there.")
-    clients: int = flag(1_000_000, "Clients.", at_least(1))
-    cohort: int = flag(1000, "Clients of a round.", at_least(1))
-    side: int = flag(28, "Pixels of an image's side.", at_least(1))
+    clients: int = flag(1_000_000, "Clients.")
+    cohort: int = flag(1000, "Clients of a round.")
+    side: int = flag(28, "Pixels of an image's side.")
     model: str = flag("mlp", "The network.", choices=tuple(_MODELS))
-    widths: tuple[int, ...] = flag(
-        (), "The layers' widths; none: the network's own.", at_least(1), kind=int
-    )
+    widths: tuple[int, ...] = flag((), "The layers' widths; none: the network's own.", kind=int)
     algorithm: str = flag("fedavg", "The algorithm.", choices=tuple(_ALGORITHMS))
-    batch_size: int = flag(10, "Examples per step.", at_least(1))
-    every: int = flag(2, "Rounds of a segment.", at_least(1))
-    segments: int = flag(4, "Timed segments.", at_least(1))
+    batch_size: int = flag(10, "Examples per step.")
+    every: int = flag(2, "Rounds of a segment.")
+    segments: int = flag(4, "Timed segments.")
 
 
 def made(folder: Path, num_clients: int, side: int) -> tuple[np.ndarray, np.ndarray]:
@@ -150,7 +147,5 @@ def tables(options: Options) -> Iterator[frame.Table]:
     )
 
 
-BINARY = frame.binary(tables, Options, __doc__)
-
 if __name__ == "__main__":
-    command.main(BINARY)
+    frame.main(tables, Options, __doc__)

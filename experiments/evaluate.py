@@ -24,279 +24,56 @@ clients.safetensors each client's own arrays [C, ...] by the same names. For an 
 single network model.safetensors holds the server's state.
 """
 
-import dataclasses
-import os
-import re
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from absl import app, flags
 
-import numpy as np
-import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from . import config, start
+from . import flags as shared
 
-from fedjax_inv.checks import UsageError
-
-from . import export, figures, finished, predictions, tables
-from .finished import Runs
-from .flags import command
-from .flags.flag import check_picture, check_place, flag, flag_error, number_or
-from .flags.outside import Named
-from .parts import data as data_flags
-from .parts import metrics
-from .parts.objective import ACCURACY, Measure
-from .predictions import Predicted
-from .running import files
-
-_MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
-_MOST_POINTS = 3000  # in the picture of values
+_RUN = flags.DEFINE_string("run", "", "The folder of a finished run; of a grid, that of one cell.")
+_STATE = flags.DEFINE_string(
+    "state",
+    "best",
+    "best: the state that the run's --select selects; last: that of its end; a number: that after "
+    "this round, if its checkpoint was kept (--keep_checkpoints).",
+)
+shared.must_be_number_or("state", "best", "last", lowest=1)
+_PREDICTIONS = flags.DEFINE_string(
+    "predictions", "", "A .csv file for the predictions, a line for each run and example."
+)
+_EXPORT = flags.DEFINE_string(
+    "export", "", "A folder for the networks: for each seed its arrays, .safetensors, and .json."
+)
+# Of train: other data in place of the run's own, and the code of one's own in its training.
+_OF_TRAIN = ("dataset", "data_dir", "metrics", "algorithm", "model", "loss", "score")
+for _name in (*_OF_TRAIN, "out"):
+    flags.declare_key_flag(_name)
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(Named):
-    """The flags of this binary."""
+@start.binary
+def main(argv: list[str]) -> str:
+    """Writes the picture, the numbers and what else is asked for, and returns the tables."""
+    del argv
+    from . import evaluation
+    from .errors import flag_error
 
-    run: str = flag("", "The folder of a finished run; of a sweep, that of one algorithm.")
-    state: str = flag(
-        "best",
-        "best: the state that the run's --select selects; last: that of its end; a number: that "
-        "after this round, if its checkpoint was kept (--keep_checkpoints).",
-        number_or(*finished.STATES, lowest=1),
+    values = flags.FLAGS
+    for name in shared.NAMES:
+        if values[name].present and name not in _OF_TRAIN:
+            raise flag_error(name, values[name].value, "is no flag of this command")
+    chosen = config.chosen()
+    options = evaluation.Options(
+        _RUN.value,
+        _STATE.value,
+        chosen.dataset if values["dataset"].present else "",
+        values.out,
+        chosen.data_dir,
+        chosen.metrics,
+        _PREDICTIONS.value,
+        _EXPORT.value,
+        chosen.outside,
     )
-    dataset: str = flag(
-        "", "Other data, as --dataset of train; default: the run's own, divided as in training."
-    )
-    out: str = flag(
-        "",
-        "The picture, a .png file; a .pdf and the numbers, .csv, go beside it. Default: a file of "
-        "the run's folder that is named after --state, --dataset and --metrics.",
-    )
-    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
-    metrics: tuple[str, ...] = metrics.metrics_flag("the predictions")
-    predictions: str = flag("", "A .csv file for the predictions, a line for each run and example.")
-    export: str = flag(
-        "", "A folder for the networks: for each seed its arrays, .safetensors, and flags, .json."
-    )
+    return evaluation.run(options)
 
-
-class Evaluated(NamedTuple):
-    """The scores of the selected runs of a folder."""
-
-    kind: str  # of the targets
-    classes: tuple[str, ...]  # K names
-    score: Measure
-    # A row for each seed and each domain, class (label, value) and client: `by` and `name`
-    scores: pd.DataFrame
-    # [K, K] how many examples of each class (row) are predicted as each class (column), of those
-    # that no client holds, all seeds together; None unless each output is of a class
-    confusion: np.ndarray | None
-
-
-def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], list[str]]:
-    """(the selected runs of a folder that have the state, their predictions, why others are not).
-
-    Raises UsageError if no run has the state.
-    """
-    old = runs.data.dataset
-    metrics.check(options.metrics, runs.data.task.kind)
-    if options.dataset:
-        asked = data_flags.like(runs.config, options.dataset, options.data_dir)
-        read = data_flags.load(asked, like=old)
-        new = predictions.new_parts(f"--dataset={options.dataset}", read, old)
-    which = finished.chosen(runs)
-    algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
-    found: dict[int, Predicted] = {}
-    lacking = []
-    for index in which:
-        one = runs.run(index, options.state)
-        parts = new if options.dataset else predictions.own_parts(runs, one.run.seed)
-        try:
-            of = predictions.predicted(one, algorithm, parts, is_new=bool(options.dataset))
-        except UsageError as error:
-            lacking.append(error)
-            continue
-        found[index] = of
-        width = of.outputs.shape[1]
-        for name in ("metrics", "predictions"):
-            if getattr(options, name) and width != len(old.classes):
-                text = f"needs an output for each of {len(old.classes)} targets, there are {width}"
-                raise flag_error(name, getattr(options, name), text)
-    if not found:
-        raise lacking[0]
-    return [*found], [*found.values()], [f"Not evaluated: {error}." for error in lacking]
-
-
-def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
-    """The scores of predictions. asked: names of metrics."""
-    from sklearn.metrics import confusion_matrix  # its import takes a second
-
-    task, classes = runs.data.task, runs.data.dataset.classes
-    rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
-    outputs, y = map(np.concatenate, zip(*(of.of_new_clients() for of in found), strict=True))
-    matrix = None
-    if task.kind == "classes" and outputs.shape[1] == len(classes):
-        matrix = confusion_matrix(y, outputs.argmax(1), labels=range(len(classes)))
-    return Evaluated(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
-
-
-def printed(of: Evaluated) -> str:
-    """The scores as tables: means and standard deviations over the seeds."""
-    column, of_column = predictions.COLUMNS[of.kind]
-    there = set(of.scores["by"])
-    parts = [_table(of, "domain", of.score, "domain", "split")]
-    if len(of.classes) > 1 and column in there:
-        parts.append(_table(of, column, of_column, column))
-    if "client" in there:
-        parts.append(_table(of, "client", of.score, "client, the worst first", "domain"))
-    if of.confusion is not None and len(of.classes) <= _MOST:
-        counts = pd.DataFrame(of.confusion, columns=[*of.classes])
-        counts.insert(0, "is, taken for", of.classes)
-        parts.append(counts)
-    return tables.printed(parts)
-
-
-def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = "") -> pd.DataFrame:
-    """The scores by one column of the frame. about: another column that is shown."""
-    rows = of.scores[of.scores["by"] == by]
-    score = {measure.heading(): ("score", tables.known(tables.text_of(measure)))}
-    columns: dict[str, Any] = score
-    if about:  # each seed may deal another domain to a client
-        columns = {about: (about, lambda each: " or ".join(each.unique()))}
-        columns["examples"] = "examples", tables.known(lambda each: f"{np.mean(each):g}")
-        columns |= score
-        columns["loss"] = "loss", tables.known(lambda each: f"{np.mean(each):.3f}")
-        form = tables.known(lambda each: tables.spread(each, ".4g"))
-        asked = rows.columns[list(rows.columns).index("loss") + 1 :]
-        columns |= {name: (name, form) for name in asked}
-    table = rows.groupby("name", sort=False).agg(**columns)
-    if by == "client":
-        means = rows.groupby("name", sort=False)["score"].mean()
-        worst = means.sort_values(ascending=measure.higher_is_better, kind="stable")
-        table = table.loc[worst.index]
-        heading += f" ({_MOST} of {len(table)})" if len(table) > _MOST else ""
-        table = table[:_MOST]
-    return table.rename_axis(heading).reset_index()
-
-
-def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ()) -> None:
-    """Draws the confusions, or predictions of values, and the scores by domain, class and client.
-
-    Many bars are one line, the worst first.
-
-    found: the predictions, for values.
-    """
-    kinds = [by for by in ("domain", "class", "client") if by in set(of.scores["by"])]
-    has_left = of.confusion is not None or (of.kind == "values" and len(found) > 0)
-    figure = figures.new(12 if has_left else 6, 2.6 * len(kinds) + 0.6)
-    grid = figure.add_gridspec(len(kinds), 2 if has_left else 1)
-    for row, by in enumerate(kinds):
-        measure = ACCURACY if by == "class" else of.score
-        axis = figure.add_subplot(grid[row, -1])
-        mine = of.scores[of.scores["by"] == by]
-        scores = measure.factor * mine.pivot(index="name", columns="seed", values="score")
-        scores = scores.loc[mine["name"].unique()]
-        axis.set(xlabel=by, ylabel=measure.heading())
-        if len(scores) > _MOST:
-            means = sorted(scores.mean(axis=1).dropna(), key=measure.rank)
-            axis.plot(np.arange(len(means)), means)
-            axis.set_xlabel(f"{len(means)} by score, the worst first: {by}")
-        else:
-            at = np.arange(len(scores))
-            axis.bar(at, scores.mean(axis=1), color="0.8")
-            axis.plot(at, scores.to_numpy(), "o", ms=3, color="C0")
-            figures.name_x(axis, [*scores.index], 5.2)
-        if measure.is_share:
-            axis.set_ylim(0, 102)
-    if of.confusion is not None:
-        _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of.confusion, of.classes)
-    elif has_left:
-        _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
-    marks = "\nbar or line: mean over seeds, dot: a seed"
-    figures.entitle(figure, title + marks * (of.scores["seed"].nunique() > 1))
-    figures.save(figure, path)
-
-
-def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
-    """Draws the predictions of the first value for examples that no client holds."""
-    outputs, y = of.of_new_clients()
-    some = slice(None, None, -(-len(y) // _MOST_POINTS))
-    truth, predicted = y.reshape(len(y), -1)[some, 0], outputs[some, 0]
-    axis.plot(truth, predicted, "o", ms=3, alpha=0.5)
-    ends = [min(truth.min(), predicted.min()), max(truth.max(), predicted.max())]
-    axis.plot(ends, ends, color="0.6", lw=0.8)
-    title = f"seed {of.seed}, examples of no client"
-    axis.set(xlabel=figures.literal(name), ylabel="prediction", title=title)
-
-
-def _draw_confusion(figure: Figure, axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
-    share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    picture = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(picture, ax=axis, label="of the class, %", shrink=0.8)
-    figures.name_x(axis, classes, 4.0)
-    figures.name_y(axis, classes, 4.0)
-    axis.set(xlabel="taken for", ylabel="is", title="examples, all seeds")
-    if len(counts) <= _MOST:
-        for is_, as_ in np.argwhere(counts):
-            color = "white" if share[is_, as_] > 60 else "black"
-            axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
-
-
-def _predictions_path(options: Options, runs: Runs) -> Path:
-    """The path of --predictions.
-
-    Raises UsageError if it cannot be written, or if it would replace the data.
-    """
-    path = Path(os.path.expanduser(options.predictions))
-    if path.suffix != ".csv":
-        raise flag_error("predictions", options.predictions, "must end in .csv")
-    check_place("predictions", path)
-    for dataset in filter(None, (runs.config.dataset, options.dataset)):
-        if path.resolve() == Path(dataset).expanduser().resolve():
-            text = f"must be another file than --dataset={dataset}"
-            raise flag_error("predictions", options.predictions, text)
-    return path
-
-
-def run(options: Options) -> str:
-    """Writes the picture, the numbers and what else is asked for; returns the tables and the paths.
-
-    Raises UsageError for a folder without a finished run, for a run without the state, and for
-    other data that do not fit the run.
-    """
-    if not options.run:
-        raise UsageError("--run=", ..., "must be the folder of a finished run")
-    runs = finished.open("run", Path(options.run), named=options.outside, data_dir=options.data_dir)
-    parts = ["evaluation", options.state]
-    parts += [Path(options.dataset).stem] if options.dataset else []
-    parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
-    out = check_picture("out", options.out or str(runs.path / f"{'-'.join(parts)}.png"))
-    to = _predictions_path(options, runs) if options.predictions else None
-    folder = Path(os.path.expanduser(options.export)) if options.export else None
-    if folder:
-        check_place("export", folder, is_folder=True)
-    which, found, lacking = evaluate(runs, options)
-    of = scored(runs, found, options.metrics)
-    rounds = ", ".join(dict.fromkeys(str(each.round) for each in found))
-    held_out = runs.cell.held_out or "test split"
-    title = f"{runs.cell.label}, held out: {held_out}, after round {rounds}"
-    title += f"; on {options.dataset}" if options.dataset else ""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draw(out, of, title, found)
-    numbers = out.with_suffix(".csv")
-    files.write(numbers, of.scores.to_csv(index=False))
-    where = f"Picture: {out}. Numbers: {numbers}."
-    if to:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        files.write(to, predictions.frame(found, of.kind, of.classes).to_csv(index=False))
-        where += f" Predictions: {to}."
-    if folder:
-        written = [export.export(runs.run(index, options.state), folder) for index in which]
-        where += f" Networks: {', '.join(map(str, written))}."
-    return "\n".join([f"\n{title}\n\n{printed(of)}\n", *lacking, where])
-
-
-BINARY = command.of(run, Options, __doc__)
 
 if __name__ == "__main__":
-    command.main(BINARY)
+    app.run(main, flags_parser=config.parse)

@@ -17,13 +17,12 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import selection
-from .experiment import assemble, config
+from . import config, factories, selection
+from .config import Config
+from .errors import flag_error, shown
+from .experiment import assemble
 from .experiment.assemble import Assembled
-from .experiment.config import Config
 from .experiment.grid import Cell
-from .flags import outside
-from .flags.flag import flag_error, shown
 from .parts import network as networks
 from .running import checkpoints, divergence, log, provenance, selected
 from .running import folder as folders
@@ -221,7 +220,7 @@ def open(
             "--resume goes on with it"
         )
         raise UsageError(where, ..., text) from None
-    if start.code != outside.digest(chosen.outside_of(cell.algorithm)):
+    if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
     return Runs(where, folder, _alone(chosen, data_dir), cell, start, result)
 

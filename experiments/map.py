@@ -15,12 +15,48 @@ stay, so that only its own runs start. --beside=OTHER/map.csv counts the cells t
 with other --seeds.
 """
 
-from .flags import command
-from .shift_map import table
-from .studies import study
+from typing import TYPE_CHECKING
 
-BINARY = study.binary(table.PAPER, __doc__)
+from absl import app, flags
+
+from . import config, start
+from . import flags as shared
+
+if TYPE_CHECKING:
+    from .shift_map import table
+
+_COLUMNS = flags.DEFINE_list("columns", [], "Kinds of shift; all if none.")
+_GRID = flags.DEFINE_string(
+    "grid",
+    "",
+    "A hyperparameter of your own rows and its values, as mu=0.01,0.1,1. Such a row has three "
+    "learning rates for each value; without --grid it has nine.",
+)
+_BESIDE = flags.DEFINE_string(
+    "beside",
+    "",
+    "The map.csv of the same map with other --seeds; counts the cells that have the same word in "
+    "both.",
+)
+flags.adopt_module_key_flags(shared)
+
+
+def own() -> "table.Own":
+    """The flags of the map alone."""
+    from .shift_map import table
+
+    return table.Own(tuple(_COLUMNS.value), _GRID.value, _BESIDE.value)
+
+
+@start.binary
+def main(argv: list[str]) -> str:
+    """Runs the map or a part of it, and returns its table."""
+    del argv
+    from .shift_map import table
+    from .studies import study
+
+    return study.run_all(table.PAPER, study.options(table.PAPER, own()))
 
 
 if __name__ == "__main__":
-    command.main(BINARY)
+    app.run(main, flags_parser=config.parse)

@@ -15,10 +15,9 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 
-from . import finished
+from . import finished, metrics
 from .finished import OneRun, Runs
-from .parts import metrics
-from .parts.metrics import Predictions
+from .metrics import Predictions
 from .parts.objective import ACCURACY, Measure, Task
 from .running import summary
 

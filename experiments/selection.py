@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .flags.flag import shown
+from .errors import shown
 from .parts.objective import ACCURACY, Measure
 from .running import divergence
 

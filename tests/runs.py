@@ -2,23 +2,21 @@
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
-from absl import flags
+from absl.testing import flagsaver
 
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
-from fedjax_inv_experiments import figures, train
-from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.flags import flag
-from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments import config, figures, train
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, provenance, records
@@ -26,6 +24,7 @@ from fedjax_inv_experiments.running.records import Domain, Line, Result
 from fedjax_inv_experiments.running.selected import SelectedStates
 from fedjax_inv_experiments.running.signals import Stop
 from fedjax_inv_experiments.selection import Rule
+from fedjax_inv_experiments.studies import study
 
 
 class Ran(NamedTuple):
@@ -160,14 +159,20 @@ def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
     return Line(round=round, **(others | fields))
 
 
-def parsed(binary: Binary, *arguments: str) -> Any:
-    """The options of a binary's command line."""
-    values = flags.FlagValues()
-    binary.define(values)
-    return binary.read(["", *arguments], values)
+@contextlib.contextmanager
+def parsed(*words: str, most: int = 1) -> Iterator[list[str]]:
+    """The words of a command line that are no flags, at most `most`; its flags are set."""
+    with flagsaver.flagsaver():
+        yield config.parse(["", *words], words=most)[1:]
 
 
-def started(run: Callable[..., str], *arguments: Any) -> str:
-    """Runs a binary with options in the last place, whose ranges its command line would check."""
-    flag.check(arguments[-1])
-    return run(*arguments)
+def run(binary: ModuleType, *words: str) -> str:
+    """The text of a binary on a command line, in this process."""
+    with parsed(*words) as others:
+        return binary.main.__wrapped__(others)
+
+
+def options(paper: study.Paper, *words: str) -> study.Options:
+    """The options of a paper's command line."""
+    with parsed(*words):
+        return study.options(paper)

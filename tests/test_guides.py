@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import chex
 import numpy as np
 import pytest
-from absl import flags
 
 from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv.data import clients
 from fedjax_inv_experiments import __main__
-from runs import no_figures
+from runs import no_figures, run
 
 ROOT = Path(__file__).parents[1]
 PARTS = re.compile(
@@ -44,15 +43,9 @@ def parts(text: str) -> Iterator[tuple[str, str]]:
 
 def printed_by(line: str) -> tuple[str, str]:
     """The name of a command, and what it prints."""
-    commands = __main__.commands()
-    name, arguments = __main__.chosen(
-        shlex.split(line.replace("\\\n", " "), comments=True)[1:], commands
-    )
-    module = importlib.import_module(f"fedjax_inv_experiments.{commands[name].module}")
-    values = flags.FlagValues()
-    module.BINARY.define(values)
-    text = module.BINARY.answer(["", *arguments], values)
-    return name, text or module.BINARY.run(module.BINARY.read(["", *arguments], values))
+    _, name, *arguments = shlex.split(line.replace("\\\n", " "), comments=True)
+    place, _ = __main__._COMMANDS[name]
+    return name, run(importlib.import_module(f"fedjax_inv_experiments.{place}"), *arguments)
 
 
 @contextlib.contextmanager

@@ -28,26 +28,24 @@ from fedjax_inv.types import (
     Work,
 )
 
+from .. import data as data_flags
+from ..config import Config
+from ..errors import flag_error, in_flags
 from ..experiment import grid, scaling
-from ..experiment.config import Config, names_of
 from ..experiment.grid import Cell
-from ..flags.flag import flag_error, in_flags
-from ..flags.names import facts
-from ..flags.outside import is_outside
-from ..parts import data as data_flags
+from ..factories import facts, is_outside
+from ..flags import DATA, ENVIRONMENT
 from ..parts import (
-    environment,
     machine,
     method,
     network,
     objective,
+    optimizers,
     participation,
-    partition,
     server,
     training,
     watching,
 )
-from ..parts.environments.kind import Source
 from ..parts.objective import Task
 
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
@@ -160,7 +158,6 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
 
     It raises UsageError for a value out of range.
     """
-    method.check_settings(cell.settings)
 
     def made(model: Model, work: Work, **hyper: Any) -> Algorithm:
         arguments = {**cell.settings, **hyper}
@@ -203,8 +200,9 @@ def assemble(
 
     Raises UsageError if the flags do not fit the data.
     """
+    _check_names(config)
     loaded = data_flags.load(config)
-    draw_of = {seed: environment.draw_seed(config, seed) for seed in seeds or config.seeds}
+    draw_of = {seed: data_flags.draw_seed(config, seed) for seed in seeds or config.seeds}
     _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
     draws = {
         draw: _domains(config, loaded, draw)
@@ -261,21 +259,29 @@ def assemble(
     return assembled._replace(data=padded(data))
 
 
+def _check_names(config: Config) -> None:
+    """Raises UsageError for a name that is unknown, or that does not fit the other flags."""
+    for part in (network, objective, method):
+        part.check(config)
+    optimizers.arguments(config, "optimizer")
+    optimizers.arguments(config, "server_optimizer")
+
+
 _SMALL_DRAW = 2**23  # bytes
 
 
 def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
     """The data set with a draw of its environments."""
-    source = Source(config.dataset, config.test_fraction, draw, config.clients)
+    source = data_flags.Source(config.dataset, config.test_fraction, draw, config.clients)
     if config.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
-        return environment.domains(config, loaded, source)
-    return _kept_domains(config.only([*names_of("data"), *names_of("environment")]), source)
+        return data_flags.domains(config, loaded, source)
+    return _kept_domains(config.only(DATA + ENVIRONMENT), source)
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_domains(chosen: Config, source: Source) -> Dataset:
+def _kept_domains(chosen: Config, source: data_flags.Source) -> Dataset:
     """The last draws of small data sets, which the next rows of a study use again."""
-    return environment.domains(chosen, data_flags.load(chosen), source)
+    return data_flags.domains(chosen, data_flags.load(chosen), source)
 
 
 def _on_host(data: Examples) -> Examples:
@@ -352,7 +358,7 @@ def _with_wrong_labels(
 ) -> tuple[Mapping[str | None, Mapping[int, Split]], np.ndarray]:
     """(the splits with wrong labels at some clients, the source of each row of their data)."""
     places = [(domain, seed) for domain, of_seed in splits.items() for seed in of_seed]
-    made = partition.with_wrong_labels(
+    made = data_flags.with_wrong_labels(
         config,
         dataset,
         [splits[domain][seed] for domain, seed in places],
@@ -416,13 +422,13 @@ def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
 def _split(
     config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
 ) -> Split:
-    """The split of a seed, with one domain held out. data, first_row: as in `partition.split`."""
-    participation.check_clients(config, partition.num_clients(config, dataset, domain))
+    """The split of a seed, with one domain held out. data, first_row: as in `data.split`."""
+    participation.check_clients(config, data_flags.num_clients(config, dataset, domain))
     # Environments and splits begin with one permutation each. With the same seed it is the same, so
     # that the test that is drawn, or the clients, would be the environments.
     by_domain = config.partition in ("domain", "mixed", "user")
     is_redrawn = config.is_drawn and (domain is None or not by_domain)
-    return partition.split(
+    return data_flags.split(
         config,
         dataset,
         data,

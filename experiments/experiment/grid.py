@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from fedjax_inv import program
 from fedjax_inv.program import Run
 
-from ..experiment.config import Config
-from ..flags.names import factory, takes
+from .. import factories
+from ..config import Config
+from ..factories import takes
 from ..parts import method
 
 
@@ -83,7 +84,7 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
     result = []
     for (algorithm, chosen), domain in itertools.product(method.settings(config).items(), held_out):
         numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
-        if takes(factory(algorithm), "server_optimizer"):
+        if takes(factories.algorithm(algorithm), "server_optimizer"):
             numbers["server_learning_rate"] = config.server_learning_rate
         numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}

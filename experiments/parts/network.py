@@ -1,7 +1,6 @@
 """The network."""
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -14,95 +13,24 @@ from fedjax_inv import checks, freezing, models
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.models import lowerings, resnet
-from fedjax_inv.models.layers import ACTIVATIONS, NORMS
 from fedjax_inv.types import Model, Tree, Variables
 
-from ..flags import names
-from ..flags.configuration import Config
-from ..flags.flag import (
-    Range,
-    at_least,
-    flag,
-    flag_error,
-    flag_names,
-    in_flags,
-)
-from ..flags.outside import is_outside
-
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """The network."""
-
-    model: str = flag("mlp", f"The network: {', '.join(names.MODELS)}, or package.module:factory.")
-    widths: tuple[int, ...] = flag(
-        (),
-        "Widths of the hidden layers; default: the network's own; of the mlp on vectors of D "
-        "numbers two layers of 4 D, at least 32 and at most 390.",
-        at_least(1),
-        kind=int,
-    )
-    activation: str = flag("relu", "Activation of the mlp.", choices=ACTIVATIONS)
-    norm: str = flag(
-        "none",
-        "Normalisation layers; none: the network's own (mlp and lenet: none, resnet18 and "
-        "resnet50: batch).",
-        choices=dict.fromkeys((*NORMS, *resnet.NORMS)),
-    )
-    cut: int = flag(
-        -1, "Hidden layers before the cut; -1: all, the head is the classifier.", at_least(-1)
-    )
-    weights: str = flag(
-        "",
-        "Weights of the resnet18 or resnet50: a .safetensors file in torchvision's or timm's "
-        "names, trained on images normalised as ImageNet's.",
-    )
-    init_from: str = flag(
-        "",
-        "A run folder (of a sweep, one of its cells), or a checkpoint in it: training starts from "
-        "the global network of its newest checkpoint. A seed starts from the run of the same seed, "
-        "or from the first run if there is none. --weights then only says how images are "
-        "normalised.",
-    )
-    train_only: tuple[str, ...] = flag(
-        (),
-        "Names of the parameters to train, such as head, body/blocks_1 or */bias; all others stay "
-        "as they start, and are not uploaded. Default: all are trained.",
-        Range(bool, "one or several names"),
-        kind=str,
-    )
-    augment: bool = flag(
-        False, "Whether training images (RGB) are cropped, flipped and coloured at random."
-    )
-    standardise: bool = flag(
-        False,
-        "Whether features (of images: channels) are shifted and scaled to mean 0 and deviation 1, "
-        "by the training clients' examples; the network keeps shift and scale. Constant features "
-        "become 0, and categories stay as they are.",
-    )
-    dtype: str = flag(
-        "float32",
-        "The dtype that the network computes in; parameters, losses and the server's sums are "
-        "float32.",
-        choices=("float32", "bfloat16"),
-    )
-    conv: str = flag(
-        "auto",
-        "How convolutions are computed; auto: the fastest way on this platform.",
-        choices=lowerings.LOWERINGS,
-    )
+from .. import factories
+from ..config import Config
+from ..errors import flag_error, in_flags
+from ..factories import is_outside
+from ..flags import MODELS
 
 
 def has_norm(chosen: Config) -> bool:
     """Whether the network has normalisation layers."""
-    is_asked = chosen.norm != "none" and names.takes(names.network(chosen.model), "norm")
-    return is_asked or chosen.model not in names.WITHOUT_NORM
+    is_asked = chosen.norm != "none" and factories.takes(factories.network(chosen.model), "norm")
+    return is_asked or chosen.model not in factories.WITHOUT_NORM
 
 
 def check(chosen: Config) -> None:
     """Raises UsageError for an unknown network."""
-    names.check_factory("model", chosen.model, names.MODELS)
+    factories.check_factory("model", chosen.model, MODELS)
 
 
 def arguments(chosen: Config, data: Dataset) -> dict[str, Any]:
@@ -110,25 +38,24 @@ def arguments(chosen: Config, data: Dataset) -> dict[str, Any]:
 
     They are num_classes, which is positional, and all flags that the factory has arguments for.
     """
-    factory = names.network(chosen.model)
-    if names.takes(factory, "vocabulary") != bool(data.words):
+    factory = factories.network(chosen.model)
+    if factories.takes(factory, "vocabulary") != bool(data.words):
         use = "for texts, which the data are not"
         if data.words:
             use = "not for texts, which the data are; must be lstm"
         raise flag_error("model", chosen.model, f"is {use}")
     values = {
         "activation": chosen.activation,
-        "conv": chosen.conv,
         "widths": chosen.widths or _default_widths(chosen, data),
         "cut": None if chosen.cut < 0 else chosen.cut,
         "norm": None if chosen.norm == "none" else chosen.norm,
         "vocabulary": len(data.words),
-        "image_size": _image_size(data) if names.takes(factory, "image_size") else None,
+        "image_size": _image_size(data) if factories.takes(factory, "image_size") else None,
     }
     taken = {
         name: value
         for name, value in values.items()
-        if value is not None and names.takes(factory, name)
+        if value is not None and factories.takes(factory, name)
     }
     return {"num_classes": len(data.classes), **taken}
 
@@ -137,8 +64,8 @@ def make(chosen: Config, data: Dataset) -> Model:
     """The network for a data set. Raises UsageError if the flags do not fit it."""
     settings = arguments(chosen, data)
     num_classes = settings.pop("num_classes")
-    factory, flags = names.network(chosen.model), flag_names(Network)
-    model = names.called("model", chosen.model, flags, Model, factory, num_classes, **settings)
+    factory = factories.network(chosen.model)
+    model = factories.called("model", chosen.model, {}, Model, factory, num_classes, **settings)
     if chosen.dtype != "float32":
         model = models.computed_in(model, chosen.dtype)
     if is_scaled(chosen, data):

@@ -1,6 +1,5 @@
 """The loss of training, and the score of evaluations."""
 
-import dataclasses
 from typing import NamedTuple
 
 import msgspec
@@ -10,16 +9,10 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.objectives import Score
 from fedjax_inv.types import Loss
 
-from ..flags import names
-from ..flags.configuration import Config
-from ..flags.flag import (
-    FINITE,
-    FRACTION,
-    POSITIVE,
-    flag,
-    flag_error,
-)
-from ..flags.outside import imported, is_outside
+from .. import factories
+from ..config import Config
+from ..errors import flag_error
+from ..factories import imported, is_outside
 
 # Loss -> the kinds of targets that it fits; the first loss of a kind is its default.
 _LOSSES = {
@@ -29,32 +22,6 @@ _LOSSES = {
     "focal": ("classes", "labels"),
     "huber": ("values",),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """The loss of training, and the score of evaluations."""
-
-    loss: str = flag(
-        "auto",
-        "The loss of training and evaluations: cross_entropy or focal for classes; "
-        "binary_cross_entropy or focal for labels, of which several may be true; squared_error or "
-        "huber for values; or package.module:function. auto: the first of these.",
-    )
-    label_smoothing: float = flag(
-        0.0, "The part of a target that --loss=cross_entropy shares among all classes.", FRACTION
-    )
-    focal_gamma: float = flag(
-        2.0, "The exponent of --loss=focal: times (1 - p)^gamma, p of the target.", FINITE
-    )
-    huber_delta: float = flag(1.0, "The error from which on --loss=huber is linear.", POSITIVE)
-    score: str = flag(
-        "auto",
-        "The score of evaluations, by which rounds and hyperparameters are selected: accuracy for "
-        "classes; label_accuracy or exact_match (of all labels) for labels; absolute_error or "
-        "squared_error for values; or package.module:name of a function (higher is better) or of "
-        "a fedjax_inv.objectives.Score. auto: the first of these.",
-    )
 
 
 class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -113,11 +80,11 @@ class Task(NamedTuple):
 def check(chosen: Config) -> None:
     """Raises UsageError for an unknown loss or score."""
     if chosen.loss != "auto":
-        names.check_factory("loss", chosen.loss, ["auto", *_LOSSES])
+        factories.check_factory("loss", chosen.loss, ["auto", *_LOSSES])
     if is_outside(chosen.score):
         score_of(chosen.score)
     elif chosen.score != "auto":
-        names.check_factory("score", chosen.score, ["auto", *objectives.SCORES])
+        factories.check_factory("score", chosen.score, ["auto", *objectives.SCORES])
 
 
 def score_of(name: str) -> Score:
@@ -146,22 +113,17 @@ def task(chosen: Config, kind: str) -> Task:
     name = chosen.loss
     if name == "auto":
         name = next(each for each, kinds in _LOSSES.items() if kind in kinds)
-        if chosen.label_smoothing and kind != "classes":
-            text = f"is for classes, the data have {kind}; must be 0"
-            raise flag_error("label_smoothing", chosen.label_smoothing, text)
     elif not is_outside(name) and kind not in _LOSSES[name]:
         fits = [each for each, kinds in _LOSSES.items() if kind in kinds]
         raise _of_others("loss", name, _LOSSES[name], kind, fits)
-    is_default = chosen.loss == "auto" and kind == "classes" and not chosen.label_smoothing
+    is_default = chosen.loss == "auto" and kind == "classes"
     of_means: Loss | None = None
     if is_outside(name):
         loss = imported("loss", name)
     elif name == "focal":
-        loss = objectives.focal(chosen.focal_gamma)
+        loss = objectives.focal(2)
     elif name == "huber":
-        loss = objectives.huber(chosen.huber_delta)
-    elif chosen.label_smoothing:
-        loss = of_means = objectives.smoothed_cross_entropy(chosen.label_smoothing)
+        loss = objectives.huber(1)
     elif name == "cross_entropy":
         of_means = objectives.soft_cross_entropy
     if kind != "classes":

@@ -9,15 +9,8 @@ import optax
 
 from fedjax_inv.types import Array
 
-from ..flags.flag import check_known, flag_error
-from ..flags.names import parsed, unknown_setting
-
-# Help texts that the flags of clients and server share.
-OTHERS = ", or another of optax that needs a learning rate only"
-SETTING_HELP = (
-    "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
-    "several."
-)
+from ..errors import check_known, flag_error, near
+from ..factories import parsed
 
 # lbfgs needs values of the loss, noisy_sgd draws the same noise for all clients, and
 # optimistic_adam is deprecated.
@@ -69,7 +62,7 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
     chosen = dict(_DEFAULTS.get(flag, {}).get(name, {}))
     chosen |= {argument: getattr(group, other) or None for argument, other in own.items()}
     setting = f"{flag}_set"
-    for entry in getattr(group, f"{flag}_settings"):
+    for entry in getattr(group, f"{flag}_set", ()):
         argument, equals, text = entry.partition("=")
         if not equals or not text:
             raise flag_error(setting, entry, "must be name=value")
@@ -77,7 +70,7 @@ def arguments(group: Any, flag: str) -> dict[str, Any]:
             raise flag_error(setting, entry, f"must be set by --{own[argument]}")
         if argument not in kinds:
             known = sorted({*kinds} - {*own})
-            raise flag_error(setting, entry, unknown_setting([name], argument, known))
+            raise flag_error(setting, entry, f"{name} has no {argument}; {near(argument, known)}")
         value = parsed(setting, entry, text, kinds[argument])
         if not np.isfinite(value or 0):
             raise flag_error(setting, entry, "must be finite")

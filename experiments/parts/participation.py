@@ -1,6 +1,5 @@
 """The clients that take part in a round, and which of their updates arrive."""
 
-import dataclasses
 from collections.abc import Sequence
 
 import jax
@@ -11,72 +10,8 @@ from fedjax_inv import missing, program, schedules
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Array, Cohort
 
-from ..flags.configuration import Config
-from ..flags.flag import (
-    FRACTION,
-    PART,
-    PROBABILITY,
-    at_least,
-    flag,
-    flag_error,
-    in_flags,
-    is_real,
-    is_whole,
-    pair,
-)
-
-
-def _is_probability(text: str) -> bool:
-    return is_real(text, PROBABILITY.holds)
-
-
-@dataclasses.dataclass(frozen=True)
-class Participation:
-    """The clients that take part in a round."""
-
-    cohort: int = flag(0, "Clients drawn each round; 0: all.", at_least(0))
-    sampling_rate: float = flag(
-        1.0, "The part of the clients that is drawn each round, instead of --cohort.", PART
-    )
-    slow: tuple[str, ...] = flag(
-        (),
-        "Clients that need several rounds for an update, as client:rounds; the update is computed "
-        "from the network of that many rounds ago.",
-        pair(lambda value: is_whole(value, 1), "a number of rounds above 0"),
-        kind=str,
-    )
-    lossy: tuple[str, ...] = flag(
-        (),
-        "Clients whose updates arrive with a probability, as client:probability.",
-        pair(_is_probability, "a probability"),
-        kind=str,
-    )
-    dropout: float = flag(
-        0.0,
-        "The probability that the update of a drawn client does not arrive.",
-        FRACTION,
-    )
-    frequency: float = flag(
-        1.0, "The probability that an update of a --sparse client arrives in a round.", PART
-    )
-    sparse: float = flag(
-        0.5, "The part of the clients, drawn with the seed, that --frequency is for.", PROBABILITY
-    )
-    late: str = flag(
-        "drop",
-        "What happens to updates that do not arrive in their round: they are dropped; or, stale, "
-        "they arrive when their client is next drawn and does not fail.",
-        choices=("drop", "stale"),
-    )
-    longest_delay: int = flag(
-        10, "Rounds after which a client of --late=stale begins anew.", at_least(1)
-    )
-    missing: str = flag(
-        "skip",
-        "The substitute for an update that does not arrive: none (skip), or the client's last one.",
-        choices=missing.RULES,
-    )
-    first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+from ..config import Config
+from ..errors import flag_error, in_flags
 
 
 def slots(chosen: Config, num_clients: int) -> int:
@@ -98,19 +33,6 @@ def history(chosen: Config) -> int:
     if chosen.late == "stale":
         return 1 + chosen.longest_delay
     return max([1, *(int(entry.partition(":")[2]) for entry in chosen.slow)])
-
-
-def check(chosen: Config) -> None:
-    """Raises UsageError for flags that contradict each other."""
-    if chosen.clients and chosen.cohort > chosen.clients:
-        raise flag_error("cohort", chosen.cohort, f"must be at most --clients={chosen.clients}")
-    if chosen.late == "stale" and chosen.slow:
-        text = "must be left out with --late=stale, which sets all delays"
-        raise flag_error("slow", chosen.slow, text)
-    for name, entries in _per_client(chosen).items():
-        clients = [entry.partition(":")[0] for entry in entries]
-        if len({*map(int, clients)}) < len(clients):
-            raise flag_error(name, entries, "must have one value for each client")
 
 
 def _per_client(chosen: Config) -> dict[str, tuple[str, ...]]:
@@ -139,7 +61,9 @@ def with_rule(chosen: Config, name: str, algorithm: Algorithm) -> Algorithm:
     try:
         return missing.with_rule(algorithm, chosen.missing)
     except UsageError as error:
-        raise in_flags(error, f"--missing={chosen.missing} --algorithm={name}", {}) from None
+        raise in_flags(
+            error, f"--missing={chosen.missing} --algorithm={name}", {"algorithm": ""}
+        ) from None
 
 
 class Schedule:

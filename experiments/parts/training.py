@@ -1,71 +1,12 @@
 """The local training of clients."""
 
-import dataclasses
 import functools
 from typing import Any
 
 import optax
 
-from ..flags.configuration import Config
-from ..flags.flag import (
-    FINITE,
-    FRACTION,
-    POSITIVE,
-    at_least,
-    check_different,
-    flag,
-)
+from ..config import Config
 from ..parts import optimizers
-
-
-@dataclasses.dataclass(frozen=True)
-class Clients:
-    """The local training of clients."""
-
-    local_epochs: int = flag(1, "Passes over a client's examples per round.", at_least(1))
-    local_steps: int = flag(0, "If above 0: steps per round instead of passes.", at_least(0))
-    batch_size: int = flag(32, "Examples per step; 0: all of the client's.", at_least(0))
-    optimizer: str = flag(
-        "sgd",
-        f"The clients' optimizer: sgd, adam, adamw, rmsprop, lion{optimizers.OTHERS}. It starts "
-        "anew every round.",
-    )
-    optimizer_settings: tuple[str, ...] = flag(
-        (), optimizers.SETTING_HELP, kind=str, name="optimizer_set", repeats=True
-    )
-    learning_rate: tuple[float, ...] = flag(
-        (0.1,), "The clients' learning rate; sweep: several.", POSITIVE
-    )
-    schedule: str = flag(
-        "constant",
-        "How the clients' learning rate changes over the rounds.",
-        choices=("constant", "cosine"),
-    )
-    warmup_rounds: int = flag(
-        0,
-        "Rounds in which the learning rate rises linearly, before the schedule begins.",
-        at_least(0),
-    )
-    schedule_rounds: int = flag(
-        0,
-        "Rounds from the first to the end of a cosine schedule; 0: --rounds, which is then fixed.",
-        at_least(0),
-    )
-    momentum: float = flag(0.0, "Momentum of the clients' sgd.", FRACTION)
-    clip: float = flag(
-        0.0,
-        "The largest norm of a local step's gradient, which is scaled down; 0: any.",
-        FINITE,
-    )
-    weight_decay: float = flag(
-        0.0, "Times the parameters: added to a local step's gradient (L2).", FINITE
-    )
-
-
-def check(chosen: Config) -> None:
-    """Raises UsageError for a bad optimizer."""
-    check_different("learning_rate", chosen.learning_rate)
-    optimizers.arguments(chosen, "optimizer")
 
 
 def steps(chosen: Config) -> dict[str, Any]:
@@ -99,7 +40,7 @@ def schedule(chosen: Config) -> optax.Schedule | None:
     In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, that of a constant
     schedule is 1, and that of a cosine (1 + cos(pi min(s / (end - w), 1))) / 2.
     """
-    warmup, end, is_cosine = chosen.warmup_rounds, chosen.schedule_end, chosen.schedule == "cosine"
+    warmup, end, is_cosine = chosen.warmup_rounds, chosen.rounds, chosen.schedule == "cosine"
     rest = optax.constant_schedule(1.0)
     if is_cosine:
         rest = optax.cosine_decay_schedule(1.0, end - warmup)

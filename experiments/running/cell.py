@@ -17,10 +17,9 @@ from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
-from .. import selection
-from ..experiment.config import Config
+from .. import selection, start
+from ..config import Config
 from ..experiment.grid import Cell
-from ..flags import errors
 from ..parts import machine
 from ..parts.objective import ACCURACY, Measure
 from ..running import checkpoints, divergence, events, files, records, summary
@@ -46,7 +45,7 @@ def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
 
     folder: a folder that `folder.begin` has prepared.
 
-    With --nonfinite=stop, raises errors.Diverged if a client's loss or update is not finite; the
+    With --nonfinite=stop, raises start.Diverged if a client's loss or update is not finite; the
     last good checkpoint stays.
     """
     config, cell, plan, measure, title = job
@@ -91,14 +90,14 @@ def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
     return Result(records.Cell.of(cell), runs, score=measure)
 
 
-def _diverged(error: Diverged, cell: Cell, saved: int) -> errors.Diverged:
+def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Diverged:
     """The line about a client whose loss or update is not finite.
 
     saved: the round of the newest checkpoint; 0 if there is none.
     """
     kept = f"the checkpoint of round {saved} is kept" if saved else "there is no checkpoint yet"
     setting = ", ".join(f"{k}={v}" for k, v in cell.runs[error.index].hyper.items())
-    return errors.Diverged(
+    return start.Diverged(
         f"round {error.round}, client {error.client} ({cell.label}, "
         f"seed={cell.runs[error.index].seed}, {setting}): its loss or its update is NaN or "
         f"infinite; {kept}. Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop to leave "

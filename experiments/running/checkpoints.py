@@ -19,9 +19,9 @@ from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
-from ..flags.errors import CONTINUES
 from ..running.log import Log
 from ..running.selected import SelectedStates, Served, of
+from ..start import CONTINUES
 
 _STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 
-from ..experiment import config, grid
-from ..experiment.config import Config
+from .. import config, factories
+from ..config import Config
+from ..errors import shown
+from ..experiment import grid
 from ..experiment.grid import Cell
-from ..flags import outside
-from ..flags.flag import name_of, shown
-from ..parts import machine, watching
+from ..flags import NAMES
+from ..parts import machine
 from ..running import checkpoints, files, provenance, records
 from ..running.records import Begun, Flag, Result, Start
 
@@ -50,7 +51,7 @@ _HOW = {
 # These and the flags that the cell contains.
 _NOT_COMPARED = {
     *_HOW,
-    *("algorithm", "settings", "held_out", "learning_rate", "server_learning_rate", "seeds"),
+    *("algorithm", "set", "held_out", "learning_rate", "server_learning_rate", "seeds"),
 }
 
 
@@ -63,14 +64,15 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     named: the flags that are in `name` already.
     """
     left_out = {*_HOW, *named}
-    if chosen.eval_every == watching.following(chosen):
-        left_out.add("eval_every")  # or a run of few rounds would not go on with more
     if chosen.dataset == chosen.stem:
         left_out.add("dataset")  # its stem is in every name
+    usual = vars(config.defaults())
+    if chosen.eval_every == config.following(**vars(chosen) | {"eval_every": usual["eval_every"]}):
+        left_out.add("eval_every")  # or a run of few rounds would not go on with more
     changed = {
-        name_of(config.FLAGS[flag]): value if isinstance(value, tuple) else (value,)
-        for flag, value in config.flat(chosen).items()
-        if flag not in left_out and value != config.FLAGS[flag].default
+        flag: value if isinstance(value, tuple) else (value,)
+        for flag, value in vars(chosen).items()
+        if flag not in left_out and value != usual[flag]
     }
     text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
     if len(text) > _LONGEST or text != grid.folder_name(text):
@@ -154,15 +156,14 @@ def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start
 
 def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
     """Raises UsageError unless a run has the flags of the command, except how it is computed."""
-    now = records_of(chosen)
-    before = {name: flags.get(name, _recorded(config.FLAGS[name].default)) for name in now}
+    now, usual = records_of(chosen), vars(config.defaults())
+    before = {name: flags.get(name, _recorded(usual[name])) for name in now}
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     free = _NOT_COMPARED - ({"nonfinite"} if before["nonfinite"] != "stop" else set())
     names = [name for name in now if before[name] != now[name] and name not in free]
     if names:
         its, ours = (
-            " ".join(f"--{name_of(config.FLAGS[name])}={shown(each[name])}" for name in names)
-            for each in (before, now)
+            " ".join(f"--{name}={shown(each[name])}" for name in names) for each in (before, now)
         )
         _refuse(folder, f"of {its} and not {ours}")
 
@@ -209,7 +210,7 @@ def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
     text = ""
     if asked < done:
         text = f"has done {done}; must be at least as many"
-    elif chosen.schedule_end and not chosen.schedule_rounds:
+    elif chosen.schedule == "cosine":
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
     elif done % every and asked > done:
         text = f"ended after {done}, between two evaluations of --eval_every={every}"
@@ -251,11 +252,9 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
     code.
     """
     record = begun(folder)
-    outside.check_named(record.flags, named)
+    factories.check_named(record.flags, named)
     try:
         chosen = config.from_record(record.flags)
-    except UsageError:
-        raise
     except (TypeError, ValueError):
         raise _unreadable(folder) from None
     if record.cell.algorithm not in chosen.algorithm:
@@ -266,7 +265,7 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
 def begun(folder: Path) -> Begun:
     """The record in config.json; raises UsageError if it is damaged, or of another version."""
     record = records.decoded((folder / "config.json").read_bytes(), Begun)
-    if record is None or not record.flags.keys() <= config.FLAGS.keys():
+    if record is None or not record.flags.keys() <= set(NAMES):
         raise _unreadable(folder)
     return record
 

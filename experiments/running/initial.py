@@ -9,8 +9,8 @@ import numpy as np
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree, Variables
 
-from ..flags.configuration import Config
-from ..flags.flag import flag_error, shown
+from ..config import Config
+from ..errors import flag_error, shown
 from ..running import checkpoints, records
 from ..running import folder as folders
 

@@ -22,12 +22,13 @@ from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Examples, Variables
 
+from .. import factories
+from ..config import Config
+from ..errors import check_run_dir, shown
 from ..experiment import assemble, grid
 from ..experiment.assemble import Assembled
-from ..experiment.config import FLAGS, Config, names_of
 from ..experiment.grid import Cell
-from ..flags import errors, outside
-from ..flags.flag import check_run_dir, shown
+from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
 from ..parts import machine
 from ..running import cell as cells
 from ..running import (
@@ -42,6 +43,7 @@ from ..running import (
 )
 from ..running import folder as folders
 from ..running.signals import Stop
+from ..start import printable
 
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 _AGAIN = "the same command continues"
@@ -137,7 +139,7 @@ def prepared(
     warning = assembled.scale_warning()
     if warning and machine.leads():
         where = f"--dataset={config.dataset}"
-        print(errors.printable(f"warning: {where}: {warning}"), file=sys.stderr)
+        print(printable(f"warning: {where}: {warning}"), file=sys.stderr)
     return Launch(assembled, folder, places, begun, shared, label)
 
 
@@ -295,7 +297,7 @@ def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, P
             where = f"--held_out={chosen.held_out}"
         for name in divergence.varied(hyper):
             values = shown(tuple(dict.fromkeys(each[name] for each in hyper)))
-            where = f"--{name}={values}" if name in FLAGS else f"--set={name}={values}"
+            where = f"--{name}={values}" if name in NAMES else f"--set={name}={values}"
         text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
         raise UsageError(where, ..., f"{text}several: fedjax-inv sweep, with the same flags")
     return {cells[0].name: folder}
@@ -307,7 +309,7 @@ def _begun(assembled: Assembled) -> Begun:
         return provenance.record(assembled.loaded, assembled.variables)
 
     def of_cell(cell: Cell) -> records.Start:
-        return of_all() | {"code": outside.digest(assembled.config.outside_of(cell.algorithm))}
+        return of_all() | {"code": factories.digest(assembled.config.outside_of(cell.algorithm))}
 
     return of_cell
 
@@ -334,9 +336,8 @@ def depends_on(assembled: Assembled, cell: Cell, plan: Plan) -> tuple[Hashable, 
     but its inputs.
     """
     config = assembled.config
-    groups = ("data", "environment", "partition", "participation")
-    inputs_alone = {"run_dir", "seeds", *(name for group in groups for name in names_of(group))}
-    others = config.only([name for name in FLAGS if name not in inputs_alone])
+    inputs_alone = {"run_dir", "seeds", *DATA, *ENVIRONMENT, *PARTITION, *PARTICIPATION}
+    others = config.only([name for name in NAMES if name not in inputs_alone])
     # A network that paints its inputs depends on more than their shapes.
     of_data = id(assembled.model) if assembled.dataset.render else config.dataset
     leaves, structure = jax.tree.flatten((plan.data, plan.inputs))

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from ..flags.errors import CONTINUES
 from ..parts import machine
+from ..start import CONTINUES
 
 
 class Stop(Callback):

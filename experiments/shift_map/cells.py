@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import selection
-from ..experiment.config import FLAGS, Config, names_of
+from ..config import Config, defaults
+from ..flags import PARTICIPATION
 from ..parts import method, participation
 from ..running import divergence
 from ..shift_map import verdicts
@@ -96,8 +97,8 @@ def _steps(config: Config) -> float:
     steps = config.local_steps or np.nan
     if method.is_pooled(config):
         return steps
-    clients, others = config.clients, {*names_of("participation")} - {*_COUNTED}
-    is_other = any(getattr(config, name) != FLAGS[name].default for name in others)
+    clients, others = config.clients, {*PARTICIPATION} - {*_COUNTED}
+    is_other = any(getattr(config, name) != getattr(defaults(), name) for name in others)
     if not clients or config.algorithm == ("exit_strategy",) or is_other:
         return np.nan
     rare = round(config.sparse * clients) / clients * (1 - config.frequency)

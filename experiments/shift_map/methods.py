@@ -7,7 +7,7 @@ learning rates; a method with one has three of these rates, and three values of 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..flags.flag import check_known, flag_error
+from ..errors import check_known, flag_error
 
 # A server that adapts; its rate is that of the first look under the colour.
 _ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")

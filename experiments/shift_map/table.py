@@ -1,6 +1,5 @@
 """The study behind `fedjax-inv map`: its rows, its table, and its comparison with a second map."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +10,8 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import report, tables
-from ..experiment import command_line
-from ..flags.flag import check_known, flag, flag_error
+from .. import config, report, tables
+from ..errors import check_known, flag_error
 from ..parts import participation
 from ..running import files
 from ..shift_map import figures, methods, verdicts
@@ -41,21 +39,12 @@ DATA = {
 _BEST = 3  # methods beside FedAvg in the curves by severity
 
 
-@dataclasses.dataclass(frozen=True)
-class Own:
+class Own(NamedTuple):
     """The flags of the map besides those of every study."""
 
-    columns: tuple[str, ...] = flag((), "Kinds of shift; all if none.", choices=SHIFTS, kind=str)
-    grid: str = flag(
-        "",
-        "A hyperparameter of your own rows and its values, as mu=0.01,0.1,1. Such a row has three "
-        "learning rates for each value; without --grid it has nine.",
-    )
-    beside: str = flag(
-        "",
-        "The map.csv of the same map with other --seeds; counts the cells that have the same word "
-        "in both.",
-    )
+    columns: tuple[str, ...] = ()
+    grid: str = ""
+    beside: str = ""
 
 
 def columns_of(data: str, names: Sequence[str] = ()) -> dict[str, Shift]:
@@ -96,7 +85,7 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
 
     The latter is 0 if the data say how many clients there are.
     """
-    base = command_line.of_arguments(overrides, (f"--preset={preset}",), nonfinite="mark")
+    base = config.of_arguments([f"--preset={preset}", *overrides])
     slots = participation.slots(base, base.clients) if base.clients else 0
     return base.rounds, base.batch_size * slots
 
@@ -222,9 +211,7 @@ PAPER = study.Paper(
     tuple(DATA),
     STUDIES,
     caption=CAPTION,
-    about_rows="Methods by name, all, or package.module:factory, beside FedAvg; all if none.",
     select=select,
-    own=Own,
     write=write,
     words=("map",),
 )

@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import selection, tables
-from ..experiment.config import Config
-from ..flags import command
+from ..config import Config
 from ..parts import participation
 from ..running.records import Record
 from ..studies import drawings, study
@@ -273,8 +272,3 @@ PAPER = study.Paper(
         "test, %": study.why_none(result),
     },
 )
-BINARY = study.binary(PAPER, __doc__)
-
-
-if __name__ == "__main__":
-    command.main(BINARY)

@@ -11,9 +11,9 @@ import numpy as np
 from fedjax_inv.data import federation
 
 from .. import figures
+from ..config import Config
 from ..data_figures import rendered, to_rgb
 from ..experiment import assemble
-from ..experiment.config import Config
 from ..studies import drawings
 
 if TYPE_CHECKING:

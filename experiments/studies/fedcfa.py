@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import selection, tables
+from ..config import Config
 from ..experiment import grid
-from ..experiment.config import Config
-from ..flags import command
 from ..parts import participation
 from ..running.records import Record
 from ..studies import drawings, factors, study
@@ -530,8 +529,3 @@ PAPER = study.Paper(
         "test, %": study.why_none(result),
     },
 )
-BINARY = study.binary(PAPER, __doc__)
-
-
-if __name__ == "__main__":
-    command.main(BINARY)

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 
 from .. import selection, tables
-from ..flags import command
 from ..running.records import Domain, Line, Record
 from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
@@ -524,8 +523,3 @@ PAPER = study.Paper(
         "test, %": study.why_none(result),
     },
 )
-BINARY = study.binary(PAPER, __doc__)
-
-
-if __name__ == "__main__":
-    command.main(BINARY)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import tables
-from ..flags import command
 from ..running.records import Record
 from ..studies import data_strips, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -131,8 +130,3 @@ PAPER = study.Paper(
     ),
     diverged=lambda result: {"test, %": study.why_none(result)},
 )
-BINARY = study.binary(PAPER, __doc__)
-
-
-if __name__ == "__main__":
-    command.main(BINARY)

@@ -17,7 +17,6 @@ import numpy as np
 from fedjax_inv.data import environments
 
 from .. import tables
-from ..flags import command
 from ..running.records import Record
 from ..studies import drawings, masks, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -221,8 +220,3 @@ PAPER = study.Paper(
         **dict.fromkeys(("paper: train", "paper: test"), "75"),
     },
 )
-BINARY = study.binary(PAPER, __doc__)
-
-
-if __name__ == "__main__":
-    command.main(BINARY)

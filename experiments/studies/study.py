@@ -5,7 +5,6 @@ runs stay there. So a study can be interrupted, and the studies of a paper share
 """
 
 import csv
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -19,13 +18,12 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from .. import comparison, report, selection, tables
+from .. import comparison, config, report, selection, tables
 from ..comparison import Column, Scores
-from ..experiment import command_line, config, grid
-from ..experiment.config import Config
-from ..flags import command
-from ..flags.command import Binary
-from ..flags.flag import check, check_known, flag, flags_of
+from ..config import Config
+from ..errors import check_known
+from ..experiment import grid
+from ..flags import PARTICIPATION, PARTITION
 from ..parts import machine
 from ..running import divergence, files, launch, log, records
 from ..running.records import Line, Result, RunResult, Sweep
@@ -138,9 +136,7 @@ class Paper(NamedTuple):
     optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
     # (data set, options) -> the rows to run; by default those of --rows
     select: Callable[[str, Options], list[Row]] | None = None
-    own: type[Any] | None = None  # the record of further flags
     words: tuple[str, ...] = ()  # of its command; by default "paper" and its name
-    about_rows: str = "Which rows of the study, by their labels; all if none."
     # (folder and beginning of the files' names, rows, options) -> the text to print; by default
     # `write_tables`
     write: Callable[[Path, list[RowResult], Options], str] | None = None
@@ -152,49 +148,22 @@ def printed(paper: str) -> list[Number]:
     return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
 
 
-def binary(paper: Paper, about: str | None) -> Binary:
-    """The binary of a paper, which takes the flags of `sweep`, too. about: the head of --help."""
+def options(paper: Paper, own: Any = None) -> Options:
+    """The options of this process's command line. own: the paper's own flags.
 
-    @dataclasses.dataclass(frozen=True)
-    class Own:
-        study: str = flag(next(iter(paper.studies)), "What to compare.", choices=paper.studies)
-        rows: tuple[str, ...] = flag((), paper.about_rows, kind=str)
-        data: tuple[str, ...] = flag(
-            (),
-            "Data sets, each with a table; default: one of the study.",
-            choices=paper.data,
-            kind=str,
-        )
-
-    records: list[Any] = [Own, *([paper.own] if paper.own else [])]
-
-    def define(values: flags.FlagValues) -> None:
-        command_line.define(values, nonfinite="mark")
-        command.define([field for each in records for field in flags_of(each)], values)
-
-    def read(argv: Sequence[str], values: flags.FlagValues) -> Options:
-        command_line.parse(argv, values)
-        found = []
-        for each in records:
-            found.append(each(**{f.name: command.value_of(f, values) for f in flags_of(each)}))
-            check(found[-1])
-        own, *more = found
-        if values["algorithm"].present:
-            raise UsageError("--algorithm", ..., "must be left out, as --rows selects rows")
-        taken = paper.studies[own.study].data or paper.data
-        for data in own.data:
-            check_known("data", data, taken)
-        of_sweep = flags.FlagValues()
-        command_line.define(of_sweep)
-        given = [values[name] for name in of_sweep if values[name].present and name != "run_dir"]
-        overrides = tuple(line for each in given for line in each.serialize().splitlines())
-        folder = Path(os.path.expanduser(values.run_dir or f"runs/{paper.name}"))
-        return Options(own.study, own.rows, tuple(own.data or taken[:1]), folder, overrides, *more)
-
-    def answer(argv: Sequence[str], values: flags.FlagValues) -> str | None:
-        return command_line.answer(argv, about or "", values, refused=("algorithm",))
-
-    return Binary(partial(run_all, paper), define, read, answer)
+    Raises UsageError for a study or data that the paper lacks.
+    """
+    found = flags.FLAGS
+    chosen = found.study or next(iter(paper.studies))
+    check_known("study", chosen, paper.studies)
+    if found["algorithm"].present:
+        raise UsageError("--algorithm", ..., "must be left out, as --rows selects rows")
+    taken = paper.studies[chosen].data or paper.data
+    for data in found.data:
+        check_known("data", data, taken)
+    folder = Path(os.path.expanduser(found.run_dir or f"runs/{paper.name}"))
+    overrides = tuple(word for word in config.given() if not word.startswith("--run_dir="))
+    return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides, own)
 
 
 def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
@@ -221,8 +190,8 @@ def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) ->
         places = [f"--run_dir={folder / row.folder}", "--resume"]
         places += [f"--init_from={folder / row.start}"] if row.start else []
         try:
-            chosen = [*overrides, *places]
-            result.append(command_line.of_arguments(chosen, row.flags, nonfinite="mark"))
+            words = ["--nonfinite=mark", *row.flags, *overrides, *places]
+            result.append(config.of_arguments(words))
         except UsageError as error:
             raise UsageError(row.label, ..., str(error)) from None
     return result
@@ -405,7 +374,7 @@ def _origin(
     paper: Paper, options: Options, data: str, results: Sequence[RowResult]
 ) -> records.Origin:
     """The record of a table: the command without places, and the provenance of its runs."""
-    own = dataclasses.asdict(options.own) if paper.own else {}
+    own = options.own._asdict() if options.own else {}
     given = {"study": options.study, "data": data, "rows": options.rows} | own
     texts = {k: ",".join(v) if isinstance(v, tuple) else v for k, v in given.items()}
     words = [f"--{name}={text}" for name, text in texts.items() if text]
@@ -419,8 +388,8 @@ def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
 
     looked_at: the flags of partition and participation that the caller looks at.
     """
-    own = command_line.of_arguments([], result.row.flags)
-    names = {*config.names_of("partition"), *config.names_of("participation")} - looked_at
+    own = config.of_arguments(result.row.flags)
+    names = {*PARTITION, *PARTICIPATION} - looked_at
     return own.only(names) == result.config.only(names)
 
 

@@ -9,36 +9,30 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from absl import flags
 
-from fedjax_inv_experiments import evaluate, show_data, sweep, train
+from fedjax_inv_experiments import config, evaluate, paper, show_data, start, train
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
-from fedjax_inv_experiments.flags import errors
-from fedjax_inv_experiments.flags.command import Binary
+from fedjax_inv_experiments.experiment import assemble, grid
+from fedjax_inv_experiments.flags import PRESETS
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.studies import cafe, fedipg
+from runs import parsed
 
 ROOT = Path(__file__).parents[2]
-BINARIES: dict[str, Binary] = {
-    "train": train.BINARY,
-    "sweep": sweep.BINARY,
-    "show_data": show_data.BINARY,
-    "evaluate": evaluate.BINARY,
-    "cafe": cafe.BINARY,
-    "fedipg": fedipg.BINARY,
-    "map": map_binary.BINARY,
+BINARIES = {
+    "train": train,
+    "show_data": show_data,
+    "evaluate": evaluate,
+    "paper": paper,
+    "map": map_binary,
 }
 
 
 def run(command: str) -> None:
     """Runs a command line in this process, as `python -m` does."""
-    name, *arguments = shlex.split(command)
-    binary, values = BINARIES[name], flags.FlagValues()
-    binary.define(values)
-    with errors.in_one_line():
-        print(binary.run(binary.read(["", *arguments], values)))
+    name, *words = shlex.split(command)
+    with start.in_one_line(), parsed(*words, most=name == "paper") as others:
+        print(BINARIES[name].main.__wrapped__(others))
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = [
     # Names.
     ("train --algorithm=fedpig", "--algorithm=fedpig"),
-    ("sweep --algorithm=fedavg,nowhere", "--algorithm=nowhere"),
+    ("train --algorithm=fedavg,nowhere", "--algorithm=nowhere"),
     ("train --algorithm=nowhere:mine", "--algorithm=nowhere:mine"),
     ("train --algorithm=math:pi", "--algorithm=math:pi"),
     ("train --model=mpl", "--model=mpl"),
@@ -73,32 +67,33 @@ COMMANDS = [
     ("train --optimizer=sdg", "--optimizer=sdg"),
     ("train --score=precision", "--score=precision"),
     ("train --preset=nowhere", "--preset=nowhere"),
-    ("train --fluffy=1", "--fluffy"),
+    ("train --fluffy=1", "fluffy"),
     ("train rounds=3", "rounds=3"),
     # Numbers and their ranges.
     ("train --rounds", "--rounds"),
     ("train --rounds=0", "--rounds=0"),
     ("train --rounds=many", "--rounds=many"),
-    ("train --learning_rate=nan", "--learning_rate=nan"),
+    ("train --learning_rate=nan", "--learning_rate="),
     ("train --momentum=1.5", "--momentum=1.5"),
-    ("train --seeds=1,1", "--seeds=1,1"),
+    ("train --seeds=1,1", "--seeds="),
     ("train --partition=dirichlet --alpha=0", "--alpha=0"),
     ("train --widths=0", "--widths=0"),
     ("train --cut=9", "--cut=9"),
+    ("train --warm_start=soon", "--warm_start=soon"),
+    ("train --lossy=0:2", "--lossy="),
+    ("train --process_id=1", "process_id=1"),
+    ("train --hold=stream --distributed", "hold=stream"),
     ("train --devices=64", "--devices=64"),
     # Settings of algorithms.
-    ("train --algorithm=fedipg --set=penalty", "--set=penalty"),
+    ("train --algorithm=fedipg --set=penalty", "--set="),
     ("train --algorithm=fedipg --set=penalti=1", "--set=penalti=1"),
     ("train --algorithm=fedipg --set=penalty=-1", "--set=penalty=-1"),
     ("train --algorithm=fl_games --set=memory=2.5", "--set=memory=2.5"),
     ("train --algorithm=fedbn", "--norm"),
     # What does not fit together.
-    ("train --eval_every=51", "--eval_every=51"),
     ("train --clients=3", "--clients=3"),
     ("train --cohort=9", "--cohort=9"),
     ("train --held_out=90", "--held_out=90"),
-    ("train --held_out=all", "--held_out=all"),
-    ("train --learning_rate=0.1,0.2", "--learning_rate=0.1,0.2"),
     ("train --loss=squared_error", "--loss=squared_error"),
     ("train --watch_examples=9 --stop_below=2", "--stop_below=2"),
     ("train --dataset={data}/vectors.npz --model=cnn", "--model=cnn"),
@@ -116,9 +111,12 @@ COMMANDS = [
     ("evaluate --run={data}", "--run="),
     ("show_data --images=0", "--images=0"),
     ("show_data --out=picture.jpg", "--out=picture.jpg"),
-    ("cafe --data=digits --rows=nowhere", "--rows=nowhere"),
-    ("fedipg --study=nowhere", "--study=nowhere"),
+    ("paper cafe --data=digits --rows=nowhere", "--rows=nowhere"),
+    ("paper fedipg --study=nowhere", "--study=nowhere"),
     ("map --columns=nowhere", "--columns=nowhere"),
+    ("paper nowhere", "nowhere"),
+    ("paper fedipg --algorithm=fedavg", "--algorithm"),
+    ("evaluate --run={data} --rounds=3", "--rounds=3"),
 ]
 
 
@@ -175,7 +173,7 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_fit_together_pass(arguments: list[str]) -> None:
-    assert assemble.assemble(command_line.of_arguments(arguments)).cells
+    assert assemble.assemble(config.of_arguments(arguments)).cells
 
 
 OWN = """
@@ -211,14 +209,14 @@ def test_settings_take_the_types_of_the_factory(
     (tmp_path / "elsewhere.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
-    chosen = config.of(algorithm=("elsewhere:mine",), settings=(entry,))
+    chosen = config.of(algorithm=("elsewhere:mine",), set=(entry,))
     parsed = method.settings(chosen)["elsewhere:mine"][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 
 
 def test_every_preset_parses() -> None:
-    presets = sorted(path.stem for path in command_line.PRESETS.glob("*.flags"))
+    presets = sorted(path.stem for path in PRESETS.glob("*.flags"))
     assert {"rotated_digits", "rotated_mnist_5", "rotated_mnist_50"} <= set(presets)
     for preset in presets:
         # Ways of playing go with data.
@@ -228,4 +226,4 @@ def test_every_preset_parses() -> None:
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):
             names += ",games_parallel"
-        assert grid.cells(command_line.of_arguments([f"--preset={names}"]), ["0", "75"])
+        assert grid.cells(config.of_arguments([f"--preset={names}"]), ["0", "75"])

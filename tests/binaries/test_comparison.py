@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments import comparison, report, selection, tables
+from fedjax_inv_experiments import comparison, config, report, selection, tables
 from fedjax_inv_experiments.comparison import Column
-from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.parts.objective import Measure
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.selection import RULES

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedjax_inv_experiments import selection, tables
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments import config, selection, tables
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop

@@ -19,17 +19,18 @@ import pytest
 import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import figures, selection, sweep, tables, train
-from fedjax_inv_experiments.experiment import assemble, config, grid
-from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments import config, figures, selection, tables, train
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.flags.errors import Diverged
+from fedjax_inv_experiments.flags import NAMES
 from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
+from fedjax_inv_experiments.start import Diverged
 from runs import Ran, changed, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
 from runs import line as line_of
 
@@ -86,7 +87,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     chosen = flags(
         folder,
         algorithm=("fedipg",),
-        settings=("penalty=0.01",),
+        set=("penalty=0.01",),
         learning_rate=(0.3,),
         client_chunk="1",
         run_chunk="1",
@@ -108,11 +109,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[cells.Jo
 
     with pytest.MonkeyPatch.context() as patch, jobs() as seen, no_figures():
         patch.setattr(rounds, "step", traced_step)
-        sweep.sweep(
+        train.train(
             flags(
                 folder,
                 algorithm=("fedipg",),
-                settings=("penalty=0,0.01",),
+                set=("penalty=0,0.01",),
                 learning_rate=(0.1, 0.3, 1e30),
                 held_out="all",
                 eval_every=4,
@@ -154,7 +155,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Players with a memory, who take turns with their representation."""
     chosen = GAME | dict(cut=1, rounds=14, eval_every=7, stop_below=(0.99,), warm_start="batches")
-    chosen |= dict(settings=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
+    chosen |= dict(set=("learned=true", "play=sequential", "memory=2"), seeds=(0,))
     return ran(flags(tmp_path_factory.mktemp("runs") / "turns", **chosen))
 
 
@@ -169,7 +170,7 @@ def test_a_run_folder_is_complete(trained: Ran) -> None:
         ),
     }
     told = json.loads((trained.folder / "config.json").read_text())["flags"]
-    assert set(told) == set(config.FLAGS)
+    assert set(told) == set(NAMES)
     lines = metrics(trained.folder)
     expected = [(round, seed) for round in (0, 3, 6) for seed in (0, 1)]
     assert [(line["round"], line["seed"]) for line in lines] == expected
@@ -347,7 +348,7 @@ def test_a_sweep_keeps_finished_cells(
     # A sweep of fewer cells in the same folder leaves the others out, and says so.
     with no_figures():
         narrower = config.changed(seen[0].config, run_dir=str(folder), held_out="40,0")
-        told = sweep.sweep(narrower)
+        told = train.train(narrower)
     assert told.endswith(f"Of the runs in {folder}, these tables leave out fedipg-80.")
     assert "80" not in (folder / "table.md").read_text()
     shutil.rmtree(folder / "fedipg-40")
@@ -362,7 +363,7 @@ def test_a_sweep_keeps_finished_cells(
 
     monkeypatch.setattr(cells, "train", train_cell)
     with no_figures():
-        told = sweep.sweep(config.changed(seen[0].config, run_dir=str(folder)))
+        told = train.train(config.changed(seen[0].config, run_dir=str(folder)))
     assert "leave out" not in told
     assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())

@@ -22,15 +22,14 @@ import pytest
 import slow
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import evaluate
-from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.flags import errors
+from fedjax_inv_experiments import config, evaluation, report, start
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import checkpoints, files, launch, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.signals import Stop
-from fedjax_inv_experiments.sweep import sweep
 from fedjax_inv_experiments.train import train
 from runs import Ran, changed, go_on, halved, metrics, no_figures, ran, start_of, states
 
@@ -76,7 +75,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def line_of(work: Callable[[], Any]) -> str:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended, errors.in_one_line(), no_figures():
+        with pytest.raises(SystemExit) as ended, start.in_one_line(), no_figures():
             work()
         assert ended.value.code == 2
         told = capsys.readouterr().err
@@ -100,7 +99,7 @@ def resume(folder: Path, **changes: Any) -> None:
 def evaluated(folder: Path, networks: Path | str = "") -> None:
     out = str(folder.parent / "x.png")
     with no_figures():
-        evaluate.run(evaluate.Options(run=str(folder), out=out, export=str(networks)))
+        evaluation.run(evaluation.Options(run=str(folder), out=out, export=str(networks)))
 
 
 def same_end(folder: Path, whole: Ran, done: int = 3) -> None:
@@ -240,6 +239,11 @@ class Net(nn.Module):
 def net(outputs):
     return models.from_flax(Net(outputs))
 """
+
+
+def sweep(chosen: Config) -> str:
+    """A grid with a folder for each cell, also if there is one only."""
+    return launch.run(chosen, Path(chosen.run_dir), in_folders=True, report=report.write)
 
 
 def test_a_table_joins_no_cells_on_other_data_or_of_other_code(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments import data_figures, evaluate, figures
+from fedjax_inv_experiments import data_figures, evaluation, figures
 from fedjax_inv_experiments.data_figures import Holders
 from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import (
@@ -81,7 +81,7 @@ def check(figure: Figure) -> None:
         assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
-def evaluation(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
+def evaluation_of(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
     """An evaluation whose accuracies follow from what it is of."""
     scores = {name: (10 * index + round + seed) / 100 for index, name in enumerate(domains)}
     return line(
@@ -111,7 +111,7 @@ def cells(
     for label, held_out in itertools.product(labels, held_outs):
         place = Path(f"{label}/{held_out}")
         lines = [
-            evaluation(held_out, domains, round, seed, clients)
+            evaluation_of(held_out, domains, round, seed, clients)
             for round in (0, 5, 10)
             for seed in (0, 1)
         ]
@@ -195,8 +195,8 @@ def test_an_evaluation(saved: dict[str, Figure], num_classes: int, clients: int)
         for name, score in scores.items()
     ]
     counts = np.eye(num_classes, dtype=int)
-    evaluation = evaluate.Evaluated("classes", classes, ACCURACY, pd.DataFrame(rows), counts)
-    evaluate.draw(Path("e.png"), evaluation, "fedavg, held out: $a$")
+    evaluated = evaluation.Evaluated("classes", classes, ACCURACY, pd.DataFrame(rows), counts)
+    evaluation.draw(Path("e.png"), evaluated, "fedavg, held out: $a$")
     figure = saved["e.png"]
     check(figure)
     # As many numbers would be too small to be read.

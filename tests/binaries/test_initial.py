@@ -15,10 +15,10 @@ import pytest
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
-from fedjax_inv_experiments import report
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments import config, report
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.assemble import Assembled
-from fedjax_inv_experiments.experiment.config import Config
 from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, halved, jobs, metrics, no_figures, ran, states

@@ -8,7 +8,8 @@ import pytest
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.task import facts_of
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.parts import machine, objective
 

@@ -17,9 +17,10 @@ from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
+from fedjax_inv_experiments import config
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.experiment import assemble, command_line, config, grid
+from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.running import cell as trained
 from fedjax_inv_experiments.running import launch
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
@@ -33,7 +34,8 @@ MAP = table.PAPER.studies["map"]
 
 
 def options(folder: Path, *words: str) -> study.Options:
-    return parsed(map_binary.BINARY, f"--run_dir={folder}", *words)
+    with parsed(f"--run_dir={folder}", *words):
+        return study.options(table.PAPER, map_binary.own())
 
 
 # words
@@ -104,22 +106,21 @@ def test_a_word_needs_a_clear_difference() -> None:
 
 def rows(data: str) -> dict[str, config.Config]:
     return {
-        row.label: command_line.of_arguments([], row.flags, nonfinite="mark")
-        for row in MAP.rows(data)
+        row.label: config.of_arguments(["--nonfinite=mark", *row.flags]) for row in MAP.rows(data)
     }
 
 
 @pytest.mark.parametrize("data", table.DATA)
 def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None:
     terms: dict[str, dict[str, Any]] = {}
-    own = ("algorithm", "settings", "learning_rate", "momentum", "batch_size")
+    own = ("algorithm", "set", "learning_rate", "momentum", "batch_size")
     own += ("server_optimizer", "server_learning_rate", "server_epsilon", "cut")
     for label, chosen in rows(data).items():
         name, column, _ = label.rsplit("-", 2)
         (cell,) = grid.cells(chosen, [None])
         assert len(cell.runs) == 9 * len(chosen.seeds), label
         assert len(chosen.seeds) >= 5
-        same = {k: v for k, v in config.flat(chosen).items() if k not in own}
+        same = {k: v for k, v in vars(chosen).items() if k not in own}
         assert terms.setdefault(column, same) == same, name
         assert chosen.select == "validation"
         assert chosen.nonfinite == "mark"
@@ -153,7 +154,7 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
 )
 def test_expected_steps_are_those_of_clients_that_take_part(more: str, steps: float) -> None:
     words = ["--preset=map_digits", "--local_steps=5", *more.split()]
-    chosen = command_line.of_arguments(words)
+    chosen = config.of_arguments(words)
     assert cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
 
 
@@ -173,7 +174,7 @@ def test_one_number_sets_the_severity(name: str) -> None:
         return
     for severity in shift.severities:
         flags = table.flags_of("digits", shift, severity)
-        assemble.assemble(command_line.of_arguments(["--seeds=0"], flags))
+        assemble.assemble(config.of_arguments([*flags, "--seeds=0"]))
 
 
 def test_kinds_of_shift_share_a_program() -> None:
@@ -181,7 +182,7 @@ def test_kinds_of_shift_share_a_program() -> None:
     known = []
     for name in ("rotated", "mixed", "labels", "tail", "noise"):
         row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, columns.LISTED[name].at)
-        ready = assemble.assemble(command_line.of_arguments(row.flags))
+        ready = assemble.assemble(config.of_arguments(row.flags))
         (cell,) = ready.cells
         prepared = ready.plan(cell)
         known.append(launch.depends_on(ready, cell, prepared))

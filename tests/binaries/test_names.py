@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import show_data
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments import config, data_pictures
+from fedjax_inv_experiments.experiment import assemble
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> str:
 def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     chosen = config.of(dataset=data, held_out=NAMES[3])
     out = tmp_path / "data.png"
-    told = show_data.show(chosen, show_data.Options(images=2, out=str(out)))
+    told = data_pictures.show(chosen, str(out), 2)
     assert out.stat().st_size
     for name in NAMES[:3]:
         assert name.replace("|", "\\|") in told

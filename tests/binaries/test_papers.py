@@ -8,16 +8,17 @@ import pytest
 
 import slow
 from fedjax_inv_experiments import studies
-from fedjax_inv_experiments.experiment import config, grid
+from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments.paper import PAPERS
 from fedjax_inv_experiments.studies import study
-from runs import parsed
+from runs import options
 
 
 def paper(name: str) -> study.Paper:
     return importlib.import_module(f"{studies.__name__}.{name}").PAPER
 
 
-@pytest.mark.parametrize("name", [name for name in studies.LISTED if name != "first_look"])
+@pytest.mark.parametrize("name", [name for name in PAPERS if name != "first_look"])
 def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: str) -> None:
     numbers = study.printed(name)
     assert len({each[:-1] for each in numbers}) == len(numbers) > 20
@@ -29,10 +30,10 @@ def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: 
 def test_every_file_is_listed() -> None:
     (folder,) = studies.__path__
     files = Path(folder).glob("*.py")
-    assert {path.stem for path in files if "\nBINARY = " in path.read_text()} == set(studies.LISTED)
+    assert {path.stem for path in files if "\nPAPER = " in path.read_text()} == set(PAPERS)
 
 
-@pytest.mark.parametrize("name", slow.after(1, reversed(studies.LISTED)))
+@pytest.mark.parametrize("name", slow.after(1, reversed(PAPERS)))
 def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
     chosen = paper(name)
     assert chosen.name == name
@@ -44,7 +45,7 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
             assert not any("," in row.label for row in rows)  # --rows takes several with commas
             assert len({row.folder.casefold() for row in rows}) == len(rows)
             configs = study.configs(rows, tmp_path)
-            alike = {str(config.flat(c) | {"run_dir": ""}) for c in configs}
+            alike = {str(vars(c) | {"run_dir": ""}) for c in configs}
             assert len(alike) == len(rows)
             for one in configs:
                 assert grid.cells(one, [None])
@@ -53,9 +54,8 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
 
 
 def test_a_study_takes_the_first_of_its_data_by_default() -> None:
-    binary = importlib.import_module(f"{studies.__name__}.fedipg").BINARY
-    assert parsed(binary, "--study=domains").data == ("rotated_mnist",)
-    assert parsed(binary).data == ("colored_mnist",)
+    assert options(paper("fedipg"), "--study=domains").data == ("rotated_mnist",)
+    assert options(paper("fedipg")).data == ("colored_mnist",)
 
 
 def test_rows_are_chosen_by_their_labels() -> None:

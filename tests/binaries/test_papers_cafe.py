@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import figures
-from fedjax_inv_experiments.experiment import command_line, config, grid
+from fedjax_inv_experiments import config, figures
+from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.parts import participation
 from fedjax_inv_experiments.studies import cafe, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
@@ -19,13 +19,13 @@ from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None:
     alike = []
     for row in cafe.methods(data):
-        chosen = command_line.of_arguments(row.flags)
+        chosen = config.of_arguments(row.flags)
         (cell,) = grid.cells(chosen, [None])
         assert cell.algorithm == row.label.lower()
         assert {run.hyper["learning_rate"] for run in cell.runs} == set(cafe.SETTINGS[data].rates)
         assert len(cell.runs) == 4 * len(chosen.seeds)
-        same = config.flat(chosen)
-        alike.append({k: v for k, v in same.items() if k not in ("algorithm", "settings")})
+        same = vars(chosen)
+        alike.append({k: v for k, v in same.items() if k not in ("algorithm", "set")})
     assert len(alike) == 5
     assert all(one == alike[0] for one in alike)
 
@@ -34,7 +34,7 @@ def test_a_label_is_one_run_in_all_studies() -> None:
     rows = [row for each in cafe.PAPER.studies.values() for row in each.rows("digits")]
     of_labels = {row.label: row.flags for row in rows}
     assert all(of_labels[row.label] == row.flags for row in rows)
-    chosen = {label: command_line.of_arguments(of) for label, of in of_labels.items()}
+    chosen = {label: config.of_arguments(of) for label, of in of_labels.items()}
     for label, one in chosen.items():
         parts = label.split("-")
         expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
@@ -47,9 +47,9 @@ def test_a_label_is_one_run_in_all_studies() -> None:
 
 def test_parts_of_cafe_are_switched_off() -> None:
     off = {
-        row.label.removeprefix("CAFE-without-"): grid.cells(
-            command_line.of_arguments(row.flags), [None]
-        )[0].settings
+        row.label.removeprefix("CAFE-without-"): grid.cells(config.of_arguments(row.flags), [None])[
+            0
+        ].settings
         for row in cafe.ablation("digits")
     }
     fc, pc, ha = "feature_calibration", "parameter_calibration", "history_average"
@@ -94,7 +94,7 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult
     worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
     result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
     cell = study.CellResult("test", runs, logs, result)
-    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
 
 
 def named(rows: list[Row], label: str) -> Row:
@@ -106,7 +106,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     row = named(cafe.methods("digits"), "CAFE")
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
-        plain = command_line.of_arguments(row.flags)
+        plain = config.of_arguments(row.flags)
         rare = participation.is_sparse(plain, 4, seed)
         assert rare.sum() == 2
         groups = cafe.by_group(plain, line)
@@ -114,12 +114,12 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
             expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
             assert groups.pop(name) == pytest.approx(expected)
         assert not groups  # without a tail no class is in a minority
-        tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
+        tail = config.of_arguments([*row.flags, "--imbalance=10"])
         groups = cafe.by_group(tail, line)
         assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
             (0.65, 0.35)
         )
-        everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
+        everybody = config.of_arguments([*row.flags, "--sparse=1"])
         assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
 
@@ -144,7 +144,7 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     # Of another federation, of a tail and of a variant there are no numbers.
     others = ("--partition=iid --alpha=0.1", "--sparse=0.3", "--late=stale", "--dropout=0.1")
     for more in (*others, "--sampling_rate=0.3", "--imbalance=10"):
-        chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()])
+        chosen = config.of_arguments([*rows["CAFE"].flags, *more.split()])
         cells = line_of(made_up(rows["CAFE"], [[0.5]])._replace(config=chosen))
         assert not any("paper" in name for name in cells), more
         assert cells["federation"].startswith("iid, CF" if "iid" in more else "Dir 0.1, CF")

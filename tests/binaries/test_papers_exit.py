@@ -9,11 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
-from fedjax_inv_experiments import figures
-from fedjax_inv_experiments.experiment import command_line
+from fedjax_inv_experiments import config, figures
 from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
 from fedjax_inv_experiments.studies.study import RowResult
-from runs import parsed, states
+from runs import options, states
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
@@ -24,7 +23,7 @@ SMALL = (
 @pytest.mark.parametrize("data", exit_strategy.DATA)
 def test_one_client_is_aberrant_in_every_row(data: str) -> None:
     for row in exit_strategy.leaving(data):
-        chosen = command_line.of_arguments(row.flags)
+        chosen = config.of_arguments(row.flags)
         assert chosen.clients == 20
         angles = chosen.odd_angles
         if row.label.startswith("without"):
@@ -40,12 +39,12 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
         if row.label.endswith("exit"):
             # What the rule takes for the step is what the clients do.
             step = chosen.learning_rate[0] * chosen.local_steps
-            assert f"step_size={step:g}" in chosen.settings
+            assert f"step_size={step:g}" in chosen.set
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
     (row,) = study.labelled(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
-    chosen = command_line.of_arguments(["--dataset=mine.npz"], row.flags)
+    chosen = config.of_arguments([*row.flags, "--dataset=mine.npz"])
     domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
     line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
     cell = study.CellResult("test", [{}], [[line]], {})
@@ -58,7 +57,7 @@ def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
 def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
     rows = "without-rotated,rotated-150-FedAvg-exit"
     words = (*SMALL, "--study=exit", "--data=digits", f"--rows={rows}", f"--run_dir={tmp_path}")
-    text = study.run_all(fedipg.PAPER, parsed(fedipg.BINARY, *words))
+    text = study.run_all(fedipg.PAPER, options(fedipg.PAPER, *words))
     folder = tmp_path / "digits"
     lines = (folder / "exit_some.md").read_text().split("\n\n")[0].splitlines()
     assert "\n".join(lines) in text
@@ -87,7 +86,7 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
     (row,) = study.labelled(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
     place = path.parent
     cell = study.CellResult("test", [{}], [], {}, place)
-    phase = exit_strategy.phase(RowResult(row, command_line.of_arguments(SMALL, row.flags), [cell]))
+    phase = exit_strategy.phase(RowResult(row, config.of_arguments(SMALL, row.flags), [cell]))
     assert phase is not None
     told = states(place, 4)["state"]["server"]["assessment"]
     linear, quadratic, measured = (told[name] for name in ("linear", "quadratic", "measured"))
@@ -112,7 +111,7 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path: seen.append(figure))
     monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
-    row = RowResult(study.Row("a row", ()), command_line.of_arguments([]), [])
+    row = RowResult(study.Row("a row", ()), config.of_arguments([]), [])
     exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])
     (axis,) = seen[0].axes
     points = {
@@ -150,7 +149,7 @@ def test_the_figures_go_through_all_degrees(
         }
         return {"round": number, "domains": domains}
 
-    chosen = command_line.of_arguments(["--odd_angles=150"])
+    chosen = config.of_arguments(["--odd_angles=150"])
     # The loss is low from its first evaluation below the bound on.
     log = [evaluation(4, 3.0), evaluation(5, 0.3), evaluation(6, 3.0)]
     cells = [study.CellResult("test", [{}], [log], {})]

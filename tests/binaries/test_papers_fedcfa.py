@@ -8,8 +8,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import figures, finished
-from fedjax_inv_experiments.experiment import command_line, config, grid
+from fedjax_inv_experiments import config, figures, finished
+from fedjax_inv_experiments.experiment import grid
 from fedjax_inv_experiments.studies import factors, fedcfa, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures
@@ -17,7 +17,7 @@ from runs import no_figures
 
 @pytest.mark.parametrize("data", fedcfa.PAPER.data)
 def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None:
-    chosen = {row.label: command_line.of_arguments(row.flags) for row in fedcfa.methods(data)}
+    chosen = {row.label: config.of_arguments(row.flags) for row in fedcfa.methods(data)}
     assert len(chosen) == 7
     alike = []
     for label, one in chosen.items():
@@ -26,8 +26,8 @@ def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None
         assert len(hypers) == 4, label
         assert len(cell.runs) == 4 * len(one.seeds)
         # What it is that they are compared on; SCAFFOLD alone has no momentum.
-        same = config.flat(one)
-        own = ("algorithm", "settings", "learning_rate", "cut", "momentum")
+        same = vars(one)
+        own = ("algorithm", "set", "learning_rate", "cut", "momentum")
         alike.append({name: value for name, value in same.items() if name not in own})
         assert one.momentum == (0.0 if label == "SCAFFOLD" else 0.9)
         assert one.cut == (fedcfa.SETTINGS[data].hook if label == "FedCFA" else -1)
@@ -39,7 +39,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     rows = fedcfa.partitions(data)
     assert len(rows) == 18
     for row in rows:
-        chosen = command_line.of_arguments(row.flags)
+        chosen = config.of_arguments(row.flags)
         assert fedcfa.partition_name(chosen) == row.x
         assert chosen.cohort * 5 == chosen.clients  # a fifth of them
     # The runs of one of them are those of `methods`.
@@ -48,7 +48,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     assert shared.items() <= methods.items()
     for name in ("femnist", "sent140"):
         rows = fedcfa.partitions(name)
-        chosen = [command_line.of_arguments(row.flags) for row in rows]
+        chosen = [config.of_arguments(row.flags) for row in rows]
         assert [fedcfa.partition_name(one) for one in chosen] == [row.x for row in rows]
         # Whatever the local copy is called.
         renamed = config.changed(chosen[0], dataset="copy.json")
@@ -59,7 +59,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
 def test_columns_are_all_that_a_row_compares(data: str) -> None:
     for name in ("ablation", "correlation", "loss_grid"):
         for row in fedcfa.PAPER.studies[name].rows(data):
-            (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
+            (cell,) = grid.cells(config.of_arguments(row.flags), [None])
             columns = fedcfa._COLUMNS[row.series].values()
             for run in cell.runs:
                 matching = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
@@ -68,9 +68,9 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
             seeds = {run.seed for run in cell.runs}
             assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
     for row in fedcfa.hooks(data):
-        chosen = command_line.of_arguments(row.flags)
+        chosen = config.of_arguments(row.flags)
         assert row.label == f"hook-{chosen.cut}-top_k-{row.x}"
-        assert f"top_k={row.x}" in chosen.settings
+        assert f"top_k={row.x}" in chosen.set
         # At most half of the factors where the hook is, so that no factor is in both masks.
         default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
         widths = chosen.widths or default[chosen.model]
@@ -95,7 +95,7 @@ def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     same = {"hyper": {}, "seed": 0, "diverged": False}
     runs = [same | {"last": log[-1], "selected": log[-1]} for log in logs]
     cell = study.CellResult("test", runs, logs, {"runs": runs})
-    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
 
 
 def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
@@ -110,7 +110,7 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
             runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
     result = {"cell": {"held_out": "test"}, "runs": runs}
     cell = study.CellResult("test", runs, [], result)
-    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
 
 
 def line_of(result: RowResult) -> Cells:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments import config
 from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.studies import fedipg, study
@@ -88,7 +88,7 @@ def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
 
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
-    first, *others = (command_line.of_arguments(row.flags) for row in fedipg.domains(data))
+    first, *others = (config.of_arguments(row.flags) for row in fedipg.domains(data))
     assert len(first.learning_rate) == 4
     for one in others:
         assert set(one.learning_rate) < set(first.learning_rate)
@@ -97,7 +97,7 @@ def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_every_method_chooses_among_four_settings(data: str) -> None:
     for row in fedipg.domains(data):
-        chosen = command_line.of_arguments(row.flags)
+        chosen = config.of_arguments(row.flags)
         (own,) = method.settings(chosen).values()
         assert len(chosen.learning_rate) * math.prod(map(len, own.values())) == 4
         assert own.get("num_rounds", (chosen.rounds,)) == (chosen.rounds,)
@@ -106,7 +106,7 @@ def test_every_method_chooses_among_four_settings(data: str) -> None:
 def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
     row = fedipg.domains("rotated_mnist")[0]
     for held_out, has_number in (("all", True), ("75", False), ("0,75", False)):
-        chosen = command_line.of_arguments([f"--held_out={held_out}"], row.flags)
+        chosen = config.of_arguments([*row.flags, f"--held_out={held_out}"])
         found = fedipg.numbers(RowResult(row, chosen, []), "rotated_mnist")
         assert bool(found) == has_number
 

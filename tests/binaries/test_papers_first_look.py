@@ -8,8 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments import figures
-from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments.flags import NAMES
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
 from fedjax_inv_experiments.studies.study import CellResult, RowResult
 
@@ -18,15 +19,15 @@ CONFIGS = study.configs(ROWS, Path("runs"))
 
 
 def test_methods_have_the_same_data_network_and_budget() -> None:
-    own = {"run_dir", "watch_examples", "stop_below", "after_stop", "cut", "algorithm", "settings"}
+    own = {"run_dir", "watch_examples", "stop_below", "after_stop", "cut", "algorithm", "set"}
     own |= {"optimizer", "learning_rate", "momentum"}
-    own |= {name for name in config.FLAGS if name.startswith("server_")}
+    own |= {name for name in NAMES if name.startswith("server_")}
     by_shift: dict[str, list[Config]] = {}
     for row, chosen in zip(ROWS, CONFIGS, strict=True):
         by_shift.setdefault(row.series, []).append(chosen)
     for of in by_shift.values():
         assert len(of) == 5
-        assert len({str(one.only({*config.FLAGS} - own)) for one in of}) == 1
+        assert len({str(one.only({*NAMES} - own)) for one in of}) == 1
         assert (of[0].select, of[0].seeds) == ("last", (0, 1, 2))
 
 

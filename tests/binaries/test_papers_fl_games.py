@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_inv_experiments import tables
-from fedjax_inv_experiments.experiment import command_line, config
+from fedjax_inv_experiments import config, tables
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row
-from runs import no_figures, parsed
+from runs import no_figures
+from runs import options as options_of
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--seeds=0,1", "--widths=8", "--cut=0", "--batch_size=32"),
@@ -31,8 +31,7 @@ def entries(table: str) -> list[list[str]]:
 
 def test_rows_of_the_methods_are_what_they_are_called() -> None:
     chosen = {
-        row.label: command_line.of_arguments(row.flags)
-        for row in fl_games.methods("colored_dsprites")
+        row.label: config.of_arguments(row.flags) for row in fl_games.methods("colored_dsprites")
     }
     assert len(chosen) == 12
     for label, settings in chosen.items():
@@ -42,12 +41,12 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
             # Every baseline takes as many steps as a player.
             assert settings.rounds * settings.local_steps == 400
         else:
-            names = {setting.split("=")[0] for setting in settings.settings}
+            names = {setting.split("=")[0] for setting in settings.set}
             assert settings.algorithm == ("fl_games",)
             assert ("learned" in names) == label.startswith("V")
             assert ("memory" in names) == ("SMOOTH" in label)
             assert ("fast" in names) == ("FAST" in label)
-            assert f"play={label.split('-')[1]}" in settings.settings
+            assert f"play={label.split('-')[1]}" in settings.set
             assert len(settings.widths) == 2 + label.startswith("V")
             assert settings.learning_rate == ((9e-4,) if label.startswith("V") else (9.5e-4,))
 
@@ -55,7 +54,7 @@ def test_rows_of_the_methods_are_what_they_are_called() -> None:
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(rows_of: Callable[[str], list[Row]]) -> dict[str, float]:
         return {
-            row.label: command_line.of_arguments(row.flags).stop_below[0]
+            row.label: config.of_arguments(row.flags).stop_below[0]
             for row in rows_of("colored_mnist")
         }
 
@@ -71,7 +70,7 @@ def test_thresholds_follow_the_classes_and_the_clients() -> None:
 @pytest.mark.slow
 def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path) -> None:
     words = ("--study=methods", "--data=colored_digits", "--rows=FedAvg,F-parallel-SMOOTH")
-    options = parsed(fl_games.BINARY, *SMALL, *words, f"--run_dir={tmp_path}")
+    options = options_of(fl_games.PAPER, *SMALL, *words, f"--run_dir={tmp_path}")
     printed = study.run_all(fl_games.PAPER, options)
     folder = tmp_path / "colored_digits"
     text = (folder / "methods_some.md").read_text().split("\n\n")[0]
@@ -132,6 +131,6 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
     assert len({(row.series, row.x) for row in rows}) == len(rows)
     for row in rows:
         assert row.label == f"{row.series}-{row.x}-{study_name}"
-        flips = command_line.of_arguments(row.flags).flips
+        flips = config.of_arguments(row.flags).flips
         if study_name == "clients":
             assert str(len(flips)) == row.x.removesuffix("_uneven")

@@ -10,9 +10,8 @@ import pytest
 
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
-from fedjax_inv_experiments import finished, sweep
+from fedjax_inv_experiments import config, finished, train
 from fedjax_inv_experiments.data_figures import to_rgb
-from fedjax_inv_experiments.experiment import config
 from fedjax_inv_experiments.studies import masks
 from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 from runs import no_figures
@@ -35,7 +34,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two learning rates, of which the run folder is that of its one cell."""
     folder = tmp_path_factory.mktemp("fedavg")
     with no_figures():
-        sweep.sweep(config.changed(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
+        train.train(config.changed(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
     return folder / "fedavg-0.9"
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from federations import assert_same_bits
 from fedjax_inv import communication, freezing
-from fedjax_inv_experiments import export, finished
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments import config, export, finished
 from runs import Ran, ran
 
 pytestmark = pytest.mark.slow  # most need trained runs

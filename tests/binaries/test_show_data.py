@@ -11,16 +11,16 @@ from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import data_figures, figures, show_data
+from fedjax_inv_experiments import config, data_figures, data_pictures, figures
+from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.data_figures import Holders
-from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.experiment.config import Config
+from fedjax_inv_experiments.experiment import assemble
 
-Chosen = tuple[Config, show_data.Options]
+Chosen = tuple[Config, str, int]
 
 
 def options(tmp_path: Path, *, images: int = 10, **values: Any) -> Chosen:
-    return config.of(**values), show_data.Options(images, str(tmp_path / "new" / "data.png"))
+    return config.of(**values), str(tmp_path / "new" / "data.png"), images
 
 
 def cells(table: str) -> list[list[str]]:
@@ -34,15 +34,15 @@ def shown(monkeypatch: pytest.MonkeyPatch, chosen: Chosen) -> tuple[str, Figure]
     """What is printed, and the figure that is not written."""
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **other: seen.append(figure))
-    text = show_data.show(*chosen)
+    text = data_pictures.show(*chosen)
     (figure,) = seen
     return text, figure
 
 
 def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     chosen = options(tmp_path, environment="stained", stain="both", clients=7, seeds=(3, 4))
-    text = show_data.show(*chosen)
-    out = chosen[1].out
+    text = data_pictures.show(*chosen)
+    out = chosen[1]
     assert Path(out).read_bytes().startswith(b"\x89PNG")
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
     assert text.endswith(f"Picture: {out}.")
@@ -81,7 +81,7 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
     rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
     sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
     holdings = Holders(["0: d", "1: d", "test"], rows, sizes)
-    printed = cells(show_data.table(dataset, holdings))
+    printed = cells(data_pictures.table(dataset, holdings))
     assert printed[0][4] == "right by color alone, %"
     assert [row[1:] for row in printed[1:]] == [
         ["1", "1", "", "100.0"],
@@ -94,32 +94,32 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
 def test_the_figure_shows_labels_images_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = options(tmp_path, environment="combinations", colors=3, clients=4, images=5)
+    chosen = options(tmp_path, environment="combinations", clients=9, images=5)
     text, figure = shown(monkeypatch, chosen)
-    assert "held out: 2" in text
+    assert "held out: 9" in text
     dataset = assemble.assemble(chosen[0]).dataset
     images, by_class, by_color = figure.axes
-    assert [tick.get_text() for tick in images.get_yticklabels()] == ["0", "1", "2"]
-    assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 3)
+    assert [tick.get_text() for tick in images.get_yticklabels()] == list("0123456789")
+    assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 10)
     drawn = [np.asarray(image.get_array()) for image in images.get_images()]
-    assert len(drawn) == 3 * (5 + 1)  # and a class by colour for each domain
-    for domain in range(3):
+    assert len(drawn) == 10 * (5 + 1)  # and a class by colour for each domain
+    for domain in range(10):
         *pictures, joint = drawn[6 * domain : 6 * domain + 6]
         rows = data_figures.in_turn(dataset, domain, 5)
         for label, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
             assert dataset.y[row] == label
             assert dataset.domain[row] == domain
             bright = dataset.x.image[row, ..., 0] == 255
-            color = stains.STROKES[(label + domain) % 3] / 255
+            color = stains.STROKES[(label + domain) % 10] / 255
             np.testing.assert_allclose(picture[bright], color[None].repeat(bright.sum(), 0))
-        for label, color in np.ndindex(10, 3):
+        for label, color in np.ndindex(10, 10):
             here = (dataset.y == label) & (dataset.domain == domain)
             assert joint[label, color] == (dataset.x.stroke[here] == color).sum()
     assert by_class.get_title() == "examples by class,\nwith validation"
-    sizes = [int(row[1]) + int(row[2]) for row in cells(text)[1:5]] + [599]
-    for axis, names in ((by_class, list("0123456789")), (by_color, ["red", "orange", "yellow"])):
+    sizes = [int(row[1]) + int(row[2]) for row in cells(text)[1:10]] + [(dataset.domain == 9).sum()]
+    for axis, names in ((by_class, list("0123456789")), (by_color, list(stains.COLORS))):
         assert [tick.get_text() for tick in axis.get_xticklabels()] == names
-        counts = np.reshape([int(t.get_text() or 0) for t in axis.texts], (5, len(names)))
+        counts = np.reshape([int(t.get_text() or 0) for t in axis.texts], (10, len(names)))
         np.testing.assert_array_equal(counts.sum(1), sizes)
         shares = np.asarray(axis.get_images()[0].get_array())
         np.testing.assert_allclose(shares, counts / np.array(sizes)[:, None])
@@ -182,7 +182,7 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.savez(table, x=x, y=np.arange(40) % 2)
     texts.write_text("".join(f'"{4 * (i % 2)}","{i}","d","q","u","word{i}"\n' for i in range(40)))
     of_table, of_texts = (
-        show_data.show(*options(tmp_path, dataset=str(path), model=model))
+        data_pictures.show(*options(tmp_path, dataset=str(path), model=model))
         for path, model in ((table, "mlp"), (texts, "lstm"))
     )
     assert [line for line in cells(of_table) if line[0] in "01"] == [

@@ -17,10 +17,9 @@ from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, figures, predictions, train
-from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.parts import metrics, objective
-from fedjax_inv_experiments.parts.metrics import Predictions
+from fedjax_inv_experiments import config, evaluation, figures, metrics, predictions, train
+from fedjax_inv_experiments.metrics import Predictions
+from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.parts.objective import Measure
 from runs import no_figures
 
@@ -85,10 +84,10 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
     out, asked = tmp_path / "it.png", METRICS[ran.kind]
     written = tmp_path / "predictions.csv"
-    options = evaluate.Options(
+    options = evaluation.Options(
         str(ran.folder), out=str(out), metrics=asked, predictions=str(written)
     )
-    text = evaluate.run(options)
+    text = evaluation.run(options)
     assert str(written) in text
     told = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str})
     of_domains = told[told["by"] == "domain"].set_index("name")
@@ -125,7 +124,7 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
 
 def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path) -> None:
     with no_figures():
-        evaluate.run(evaluate.Options(str(ran.folder), export=str(tmp_path)))
+        evaluation.run(evaluation.Options(str(ran.folder), export=str(tmp_path)))
     (folder,) = tmp_path.iterdir()
     about = saved.about(folder / "model.safetensors")
     assert json.loads(about["task"]) == ran.kind
@@ -158,13 +157,13 @@ def test_classes_with_more_outputs_than_classes(
     task = objective.task(config.of(), "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
-    found = evaluate.scored(runs, [of])
-    text = evaluate.printed(found)
+    found = evaluation.scored(runs, [of])
+    text = evaluation.printed(found)
     assert "| a " in text
     assert "cat" not in text
     drawn = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **others: drawn.append(figure))
-    evaluate.draw(tmp_path / "it.png", found, "")
+    evaluation.draw(tmp_path / "it.png", found, "")
     assert len(drawn[0].axes) == 1
 
 
@@ -173,7 +172,7 @@ def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None
     for y in (TARGETS[other], np.stack([TARGETS[ran.kind].reshape(90, -1)[:, 0]] * 2, 1)):
         np.savez(tmp_path / "new.npz", x=X, y=y)
         with pytest.raises(UsageError, match="--dataset="), no_figures():
-            evaluate.run(evaluate.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
+            evaluation.run(evaluation.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
 
 
 OWN = """

@@ -21,8 +21,7 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import evaluate, export, finished, predictions, train
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments import config, evaluation, export, finished, predictions, train
 from fedjax_inv_experiments.parts import objective
 from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
@@ -178,7 +177,7 @@ def test_all_checkpoints_stay_and_serve(
     with pytest.raises(UsageError, match=r"^--state=7: "):
         kept.run(0, "7").line()
     with no_figures():
-        evaluate.run(evaluate.Options(str(folder), "4", export=str(tmp_path / "export")))
+        evaluation.run(evaluation.Options(str(folder), "4", export=str(tmp_path / "export")))
     scored = pd.read_csv(folder / "evaluation-4.csv", dtype={"name": str})
     accuracies = [kept.run(index, "4").line().test_score for index in (0, 1)]
     np.testing.assert_allclose(scored.loc[scored["name"] == "80", "score"], accuracies, atol=1e-6)
@@ -204,8 +203,8 @@ def test_an_evaluation_and_an_export_tell_what_training_told(
 ) -> None:
     run, seen = whole
     out = tmp_path / "there" / "it.png"
-    options = evaluate.Options(str(run.folder), state, out=str(out), export=str(tmp_path))
-    text = evaluate.run(options)
+    options = evaluation.Options(str(run.folder), state, out=str(out), export=str(tmp_path))
+    text = evaluation.run(options)
     assert out.read_bytes().startswith(b"\x89PNG")
     scores = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str, "domain": str})
     for index, told in enumerate(run.runs):
@@ -252,10 +251,10 @@ def test_an_evaluation_on_other_data(
     for arrays in ({"x": x[:, :4], "y": y}, {"x": x, "y": y + 5}):
         np.savez(new, **arrays)
         with pytest.raises(UsageError, match=r"^--dataset="), no_figures():
-            evaluate.run(evaluate.Options(str(run.folder), dataset=str(new)))
+            evaluation.run(evaluation.Options(str(run.folder), dataset=str(new)))
     np.savez(new, x=x[some], y=y[some], domain=domain)
     with no_figures():
-        text = evaluate.run(evaluate.Options(str(run.folder), "last", str(new), str(out)))
+        text = evaluation.run(evaluation.Options(str(run.folder), "last", str(new), str(out)))
     assert "| a " in text
     scores = pd.read_csv(tmp_path / "new.csv")
     runs = finished.open("run", run.folder)
@@ -317,7 +316,7 @@ def test_a_folder_that_lacks_something_is_refused(
     shutil.copytree(whole[0].folder, folder)
     (folder / gone).rename(tmp_path / "gone")
     with pytest.raises(UsageError, match=f"^--run={folder}: "), no_figures():
-        evaluate.run(evaluate.Options(str(folder)))
+        evaluation.run(evaluation.Options(str(folder)))
 
 
 @pytest.mark.parametrize("picked", [None, {"round": 99}])
@@ -335,7 +334,7 @@ def test_a_seed_without_its_state_is_left_out(
     by_rule["validation"] = picked and by_rule["validation"] | picked
     (folder / "result.json").write_text(json.dumps(told))
     with no_figures():
-        text = evaluate.run(evaluate.Options(str(folder), export=str(tmp_path / "export")))
+        text = evaluation.run(evaluation.Options(str(folder), export=str(tmp_path / "export")))
         before, _ = folders.read(folder)
         table = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
@@ -354,6 +353,6 @@ def test_predictions_do_not_replace_the_data(
     data.write_text("target,a\n1,2\n")
     link.symlink_to(data)
     for place in (data, link):
-        chosen = evaluate.Options(str(whole[0].folder), dataset=str(data), predictions=str(place))
+        chosen = evaluation.Options(str(whole[0].folder), dataset=str(data), predictions=str(place))
         with pytest.raises(UsageError, match=f"^--predictions={place}: "):
-            evaluate.run(chosen)
+            evaluation.run(chosen)

@@ -18,10 +18,9 @@ from PIL import Image
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv_experiments import evaluate, show_data, tables, train
-from fedjax_inv_experiments.experiment import config, grid
-from fedjax_inv_experiments.flags import errors, outside
-from runs import Ran, no_figures, parsed, ran
+from fedjax_inv_experiments import config, evaluate, factories, show_data, start, tables, train
+from fedjax_inv_experiments.experiment import grid
+from runs import Ran, no_figures, ran, run
 
 OWN = """
 from fedjax_inv import models
@@ -66,7 +65,7 @@ def place(made: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def read(binary: Any, *arguments: str) -> str:
     with no_figures():
-        return binary.run(parsed(binary, *arguments))
+        return run(binary, *arguments)
 
 
 @pytest.mark.parametrize("flag", ["algorithm", "model", "loss", "score", "cell"])
@@ -83,11 +82,11 @@ def test_no_command_imports_what_only_a_folder_names(place: Place, flag: str) ->
     path.write_text(json.dumps(record))
     where = f"--run={place.folder}"
     with pytest.raises(UsageError) as error:
-        read(evaluate.BINARY, where, *NAMED)
+        read(evaluate, where, *NAMED)
     assert (f"--{flag}={name}" in str(error.value)) == (flag != "cell")
     for binary, arguments in (
-        (train.BINARY, (f"--run_dir={place.folder}", *NAMED, "--rounds=1", "--local_steps=1")),
-        (show_data.BINARY, (f"--init_from={place.folder}",)),
+        (train, (f"--run_dir={place.folder}", *NAMED, "--rounds=1", "--local_steps=1")),
+        (show_data, (f"--init_from={place.folder}",)),
     ):
         with contextlib.suppress(UsageError):
             read(binary, *arguments)
@@ -97,19 +96,19 @@ def test_no_command_imports_what_only_a_folder_names(place: Place, flag: str) ->
 
 def test_a_command_that_names_the_code_reads_the_run(place: Place) -> None:
     with pytest.raises(UsageError, match=f"add {' '.join(NAMED)}"):
-        read(evaluate.BINARY, f"--run={place.folder}")
+        read(evaluate, f"--run={place.folder}")
     with pytest.raises(UsageError, match=f"add {NAMED[1]}"):
-        read(evaluate.BINARY, f"--run={place.folder}", NAMED[0])
-    assert "accuracy" in read(evaluate.BINARY, f"--run={place.folder}", *NAMED)
+        read(evaluate, f"--run={place.folder}", NAMED[0])
+    assert "accuracy" in read(evaluate, f"--run={place.folder}", *NAMED)
     # A run of other code can start from its network, which is arrays alone.
     new = (f"--model={NETWORK}", f"--init_from={place.folder}")
-    assert "rotated" in read(show_data.BINARY, *new)
+    assert "rotated" in read(show_data, *new)
     # What has changed since is told.
     before = place.own.read_text()
     place.own.write_text(f"{before}\n# changed\n")
     try:
         with pytest.warns(UserWarning, match="has changed since"):
-            read(evaluate.BINARY, f"--run={place.folder}", *NAMED)
+            read(evaluate, f"--run={place.folder}", *NAMED)
     finally:
         place.own.write_text(before)
 
@@ -142,7 +141,7 @@ def test_names_from_data_are_safe_in_files_tables_and_terminals() -> None:
     assert not any(set(name) & set("/|\\ ") for name in names)
     for form, text in (("markdown", "a\\|b"), ("latex", "\\$\\textbackslash{}input\\{x\\}")):
         assert text in tables.text(pd.DataFrame({"name": ["a|b$\\input{x}"]}), form)
-    assert errors.printable("a\x9b\u202eb\n±c") == "a\\x9b\\u202eb\n±c"
+    assert start.printable("a\x9b\u202eb\n±c") == "a\\x9b\\u202eb\n±c"
 
 
 def test_code_in_the_current_folder_comes_after_all_other(
@@ -153,7 +152,7 @@ def test_code_in_the_current_folder_comes_after_all_other(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     before = [*sys.path]
-    assert outside.imported("model", "code_of_this_folder:network") == 3
+    assert factories.imported("model", "code_of_this_folder:network") == 3
     assert sys.path == [*before, str(tmp_path)]
     importlib.invalidate_caches()
     found = importlib.machinery.PathFinder.find_spec("numpy")

@@ -16,8 +16,7 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import grid
-from fedjax_inv_experiments import train
-from fedjax_inv_experiments.experiment import config
+from fedjax_inv_experiments import config, train
 from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.running import events, launch, log
 from fedjax_inv_experiments.running.progress import Progress

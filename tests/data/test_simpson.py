@@ -9,9 +9,10 @@ import pytest
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
-from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.parts import environment
-from fedjax_inv_experiments.parts.environments.kind import Source
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments import data as data_flags
+from fedjax_inv_experiments.data import Source
+from fedjax_inv_experiments.experiment import assemble
 
 
 def grey(num: int = 120, num_test: int = 20) -> Dataset:
@@ -153,7 +154,7 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", environment="simpson", **values)
     source = Source("digits", chosen.test_fraction, 0, chosen.clients)
-    return environment.domains(chosen, sources.load("digits"), source)
+    return data_flags.domains(chosen, sources.load("digits"), source)
 
 
 def test_the_flags_reach_the_data() -> None:
@@ -161,12 +162,7 @@ def test_the_flags_reach_the_data() -> None:
     assert plain.domains == ("0", "1", "2", "3", "4", "test")
     assert plain.classes == ("1", "7")
     np.testing.assert_allclose(np.unique(brightness(plain)).size, 6)
-    given = drawn(clients=2, darker="3", lighter="0", ramp=("ffff00", "808000", "000000"))
-    assert given.domains == ("0", "1", "test")
-    assert given.classes == ("3", "0")
-    np.testing.assert_allclose(np.unique(brightness(given)), [0, 0.886 * 128 / 255, 0.886])
-    spread = drawn(clients=2, ramp=("ffff00", "010100"))
-    np.testing.assert_allclose(np.unique(brightness(spread))[1], 0.886 * 128 / 255)
+    assert drawn(clients=2).domains == ("0", "1", "test")
     training = drawn(shading="random").domain < 5
     assert np.unique(drawn(shading="random").x.step[training]).size == 6
     seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))

@@ -12,9 +12,9 @@ from hypothesis import given
 from fedjax_inv.data import sources, stains
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
-from fedjax_inv_experiments.experiment import config
-from fedjax_inv_experiments.parts import environment
-from fedjax_inv_experiments.parts.environments.kind import Source
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments import data as data_flags
+from fedjax_inv_experiments.data import Source
 
 SEEDS = (0, 1, 2)
 
@@ -280,21 +280,12 @@ def test_digits_are_less_than_half_of_their_images() -> None:
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", **values)
     source = Source("digits", chosen.test_fraction, seed=0)
-    return environment.domains(chosen, sources.load("digits"), source)
+    return data_flags.domains(chosen, sources.load("digits"), source)
 
 
-@pytest.mark.parametrize(
-    ("flags", "agreements"),
-    [
-        (dict(), [0.9, 0.92, 0.94, 0.96, 0.98]),
-        (dict(training_domains=3, agreements=(0.7,)), [0.7, 0.7, 0.7]),
-        (dict(training_domains=3, agreements=(0.9, 0.7)), [0.9, 0.8, 0.7]),
-        (dict(training_domains=3, agreements=(0.9, 0.3, 0.7)), [0.9, 0.3, 0.7]),
-        (dict(training_domains=1, agreements=(0.9,)), [0.9]),
-    ],
-)
-def test_the_flags_of_agreement(flags: dict[str, Any], agreements: list[float]) -> None:
-    made = drawn(environment="stained", **flags)
+def test_agreements_are_spread_over_the_domains() -> None:
+    agreements = [0.9, 0.92, 0.94, 0.96, 0.98]
+    made = drawn(environment="stained")
     assert made.domains[-1] == "test"
     told = [float(name.split()[1].strip("()")) for name in made.domains[:-1]]
     np.testing.assert_allclose(told, agreements, atol=1e-9)
@@ -307,19 +298,12 @@ def test_the_flags_reach_the_data() -> None:
     made = drawn(
         environment="stained",
         stain="background",
-        colors=4,
         training_domains=4,
         domain_size=100,
-        test_rule="shifted",
-        test_agreement=1.0,
         test_fraction=0.1,
-        mislabelled=0.5,
     )
     np.testing.assert_array_equal(np.bincount(made.domain), [100, 100, 100, 100, 180])
-    here = made.domain == 4
-    np.testing.assert_array_equal(made.x.ground[here], (made.y[here] + 3) % 4)
     assert (made.x.stroke == UNSTAINED).all()
-    assert (drawn(environment="stained", mislabelled=1.0).y != sources.load("digits").y).all()
-    fixed = drawn(environment="combinations", stain="both", colors=3)
-    assert fixed.domains == ("0", "1", "2")
-    np.testing.assert_array_equal(fixed.x.ground, (fixed.y + fixed.domain + 1) % 3)
+    fixed = drawn(environment="combinations", stain="both")
+    assert len(fixed.domains) == 10
+    np.testing.assert_array_equal(fixed.x.stroke, (fixed.y + fixed.domain) % 10)

@@ -23,12 +23,20 @@ from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
-from fedjax_inv_experiments import evaluate, figures, predictions, show_data, train
-from fedjax_inv_experiments.experiment import assemble, config
-from fedjax_inv_experiments.experiment.config import Config
-from fedjax_inv_experiments.parts import network, partition
+from fedjax_inv_experiments import (
+    config,
+    data_pictures,
+    evaluation,
+    figures,
+    predictions,
+    train,
+)
+from fedjax_inv_experiments import data as data_flags
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments.parts import network
 from fedjax_inv_experiments.running import launch
-from runs import no_figures, started
+from runs import no_figures
 
 Rows = Sequence[Sequence[object]]
 
@@ -417,7 +425,7 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
     networks = regression.parent / "export"
     with no_figures():
         options = dict(run=str(trained), dataset=str(path), predictions=str(out))
-        text = started(evaluate.run, evaluate.Options(**options, export=str(networks)))
+        text = evaluation.run(evaluation.Options(**options, export=str(networks)))
     assert "| all " in text
     about = json.loads((networks / "seed=0/model.json").read_text())["network"]
     assert about["features"] == list(made.dataset.features)
@@ -456,7 +464,7 @@ def test_users_without_training_examples_are_clients_without_examples() -> None:
     for imbalance in (1.0, 5.0):
         chosen = config.of(partition="user", imbalance=imbalance, test_fraction=0.4)
         options = dict(held_out=None, seed=0, first_row=0)
-        split = partition.split(chosen, data, examples, **options)
+        split = data_flags.split(chosen, data, examples, **options)
         held = [np.concatenate(two) for two in zip(*map(parts_of, split[:2]), strict=True)]
         users = [set(user[rows]) for rows in held]
         present = set().union(*users)
@@ -491,7 +499,7 @@ def test_show_data_draws_targets_and_features(
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **other: drawn.append(figure))
     out = regression.parent / "data.png"
-    text = started(show_data.show, flags(regression), show_data.Options(out=str(out)))
+    text = data_pictures.show(flags(regression), str(out), 10)
     assert "| kind=v " in text
     holders, *panels = drawn[0].axes
     names = [panel.get_title() for panel in panels]

@@ -19,7 +19,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources, text
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
-from fedjax_inv_experiments.experiment import assemble, config
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.experiment import assemble
 from runs import ran
 
 GOOD, BAD = ("love", "sunny", "great"), ("hate", "rain", "awful")
@@ -146,7 +147,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "settings"),
+    ("algorithm", "set"),
     slow.after(1, [("fedavg", ()), ("fedmix", ()), ("fedcfa", ("top_k=2", "rows=2"))]),
 )
 def test_texts_are_learned(

@@ -16,7 +16,7 @@ from federations import assert_close, assert_equal
 from fedjax_inv import averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Batch, Halves, Model, Tree, Variables
-from fedjax_inv_experiments.flags import names
+from fedjax_inv_experiments import factories
 
 KEY = jax.random.key(0)
 
@@ -217,7 +217,7 @@ def fixed(num_classes: int) -> nnx.Module:
 @pytest.mark.parametrize("name", ["Net", "fixed"])
 def test_a_factory_of_the_command_line_may_return_one(name: str) -> None:
     """A class that takes rngs draws an initial network for each seed."""
-    model = names.network(f"{__name__}:{name}")(3)
+    model = factories.network(f"{__name__}:{name}")(3)
     first, other = (model.init(jax.random.key(seed), X).params for seed in (0, 1))
     differs = (first.head["hidden"]["kernel"] != other.head["hidden"]["kernel"]).any()
     assert differs == (name == "Net")

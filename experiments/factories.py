@@ -1,12 +1,19 @@
-"""Networks and algorithms by the names that flags take; an unknown name is a one-line error."""
+"""Algorithms and networks by the names that flags take, also code outside of this project.
 
-import difflib
+An import of "package.module:function" runs the module, so only the command line may name it: a run
+folder that was trained with such code names it in text, and the command that reads the folder names
+it again.
+"""
+
+import hashlib
 import importlib
 import inspect
+import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from flax import nnx
@@ -15,30 +22,59 @@ from fedjax_inv import algorithms, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
-from ..flags.flag import (
-    LOST,
-    check_known,
-    flag_error,
-    in_flags,
-    is_lost,
-    value_in,
-)
-from ..flags.outside import imported, is_factory, is_outside
+from .errors import check_known, flag_error, in_flags
 
 T = TypeVar("T")
-
-MODELS: dict[str, Callable[..., Model]] = {
-    "mlp": models.mlp,
-    "cnn": models.cnn,
-    "leaf_cnn": models.leaf_cnn,
-    "alexnet": models.alexnet,
-    "lenet": models.lenet,
-    "resnet18": models.resnet18,
-    "resnet50": models.resnet50,
-    "lstm": models.lstm,
-}
 # Networks that have no normalisation layers unless --norm asks for them.
 WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
+_OUTSIDE = ("algorithm", "model", "loss", "score")  # the flags that may name code outside
+
+
+def is_outside(name: str) -> bool:
+    """Whether the name, as of an algorithm or a loss, is a function outside of this project."""
+    return ":" in name
+
+
+def imported(flag: str, name: str) -> Any:
+    """The attribute that "package.module:attribute" names; raises UsageError if there is none."""
+    path, _, attribute = name.partition(":")
+    # As `python -m` does, but after all others: no module of the folder replaces one.
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return getattr(importlib.import_module(path), attribute)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        text = f"must be package.module:function; cannot be imported ({error})"
+        raise flag_error(flag, name, text) from None
+
+
+def check_named(recorded: Mapping[str, Any], named: Collection[str]) -> None:
+    """Raises UsageError for code that a run folder names and the command does not.
+
+    recorded: the flags in the folder. named: the names on the command line.
+    """
+    lacking = []
+    for name in _OUTSIDE:
+        value = recorded.get(name, ())
+        texts = map(str, value if isinstance(value, list | tuple) else [value])
+        own = [text for text in texts if is_outside(text)]
+        if not set(own) <= set(named):
+            lacking.append(f"--{name}={','.join(own)}")
+    if lacking:
+        text = " ".join(lacking)
+        raise UsageError(f"was trained with {text}, code that this command must name; add {text}")
+
+
+def digest(names: Collection[str]) -> str:
+    """The SHA-256 of the files of the modules that hold these factories; "" without a factory."""
+    if not names:
+        return ""
+    sha = hashlib.sha256()
+    for path in sorted({name.partition(":")[0] for name in names}):
+        file = getattr(importlib.import_module(path), "__file__", None)
+        sha.update(path.encode())
+        sha.update(Path(file).read_bytes() if file else b"")
+    return sha.hexdigest()
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
@@ -57,18 +93,11 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 def check_factory(flag: str, name: str, listed: Collection[str]) -> None:
     """Raises UsageError unless `name` is listed, or names a function "package.module:function"."""
     if not is_outside(name):
-        module, _, function = name.rpartition(".")
-        if is_factory(f"{module}:{function}") and function != "py":
-            raise flag_error(flag, name, f"unknown; did you mean {module}:{function}?")
         check_known(flag, name, [*listed, "package.module:function"])
         return
     function = imported(flag, name)
-    if isinstance(function, type) and flag in ("algorithm", "describe"):
-        raise flag_error(flag, name, "must be a function that returns an Algorithm, not a class")
-    try:
-        inspect.signature(function)
-    except (TypeError, ValueError):  # not callable, or without a signature
-        raise flag_error(flag, name, "must be a function") from None
+    if not callable(function) or (isinstance(function, type) and flag == "algorithm"):
+        raise flag_error(flag, name, "must be a function")
 
 
 def called(
@@ -83,7 +112,7 @@ def called(
     """The result of a factory, which may come from outside of this repository.
 
     flag, name: the flag that names the factory, without dashes, and its value.
-    names: the flag of each argument (`flag.in_flags`).
+    names: the flag of each argument (`errors.in_flags`).
     kind: the type that the factory must return.
 
     Raises UsageError if the factory takes other arguments, refuses them, or returns another type.
@@ -104,7 +133,12 @@ def called(
     return result
 
 
-def network_of(factory: Callable[..., Any]) -> Callable[..., Any]:
+def network(name: str) -> Callable[..., Model]:
+    """A network's factory."""
+    return _of_model(imported("model", name)) if is_outside(name) else getattr(models, name)
+
+
+def _of_model(factory: Callable[..., Any]) -> Callable[..., Any]:
     """The factory of a Model, from one that may return a flax.nnx module instead.
 
     If that one takes rngs, each seed draws its own initial network; otherwise the values of the
@@ -127,33 +161,21 @@ def network_of(factory: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def network(name: str) -> Callable[..., Model]:
-    """A network's factory."""
-    return network_of(imported("model", name)) if is_outside(name) else MODELS[name]
-
-
-def factory(name: str) -> Callable[..., Algorithm]:
+def algorithm(name: str) -> Callable[..., Algorithm]:
     """An algorithm's factory; a listed algorithm's factory has the name of its file."""
+    return imported("algorithm", name) if is_outside(name) else getattr(_module(name), name)
+
+
+def _module(name: str) -> types.ModuleType:
     if is_outside(name):
-        return imported("algorithm", name)
-    return getattr(_listed(name), name)
-
-
-def _listed(name: str) -> types.ModuleType:
-    """The module of a listed algorithm."""
+        imported("algorithm", name)
+        return sys.modules[name.partition(":")[0]]
     return importlib.import_module(f"{algorithms.__name__}.{name}")
 
 
 def facts(name: str) -> Facts:
-    """The constant FACTS of an algorithm's module, or the defaults without one.
-
-    Raises UsageError if FACTS is something else.
-    """
-    if not is_outside(name):
-        return getattr(_listed(name), "FACTS", Facts())
-    module, _, _ = name.partition(":")
-    imported("algorithm", name)
-    found = getattr(sys.modules[module], "FACTS", Facts())
+    """The constant FACTS of an algorithm's module, or the defaults without one."""
+    found = getattr(_module(name), "FACTS", Facts())
     if not isinstance(found, Facts):
         text = f"FACTS of its module is {type(found).__name__}, must be Facts"
         raise flag_error("algorithm", name, text)
@@ -165,7 +187,7 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
 
     Only types that a text can have are listed: an argument that takes a function has none.
     """
-    function = factory(name)
+    function = algorithm(name)
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # hints for type checkers only, or not a plain function
@@ -201,27 +223,13 @@ def parsed(flag: str, entry: str, text: str, kinds: Collection[type]) -> Any:
     for kind in (int, float, str):
         if kind in kinds:
             try:
-                value = value_in(text, kind)
+                value = kind(text)
             except ValueError:
                 continue
-            if is_lost(value):
-                raise flag_error(flag, entry, LOST)
+            is_lost = isinstance(value, float) and 0 < abs(value) < 1e-38
+            if is_lost or (isinstance(value, int) and abs(value) >= 2**31):
+                raise flag_error(flag, entry, "must be a number that float32 or int32 holds")
             return value
-    if set(kinds) <= {type(None)}:
-        raise flag_error(flag, entry, "can be set in Python only, as it takes no number or text")
     names = {type(None): "none", bool: "true or false", int: "a whole number", float: "a number"}
-    raise flag_error(flag, entry, f"must be {' or '.join(names[kind] for kind in kinds)}")
-
-
-def unknown_setting(owners: Sequence[str], name: str, names: Collection[str]) -> str:
-    """The message for a setting that no owner has. names: the settings of all of them."""
-    no = "no " if len(owners) == 1 else ""
-    if len(owners) > 2:
-        who = f"none of {', '.join(owners)}"
-    else:
-        who = owners[0] if no else "neither {} nor {}".format(*owners)
-    if not names:
-        return f"{who} takes {no}settings"
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f"did you mean {near[0]}? All: " if near else "must be one of "
-    return f"{who} has {no}{name}; {hint}{', '.join(names)}"
+    allowed = " or ".join(names[kind] for kind in kinds if kind in names)
+    raise flag_error(flag, entry, f"must be {allowed}" if allowed else "can be set in Python only")

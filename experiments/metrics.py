@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from ..flags.flag import flag, flag_error
+from .errors import flag_error
 
 _BINS = 15  # of the calibration error
 
@@ -45,7 +45,6 @@ class Predictions(NamedTuple):
 class Metric(NamedTuple):
     """A metric of predictions."""
 
-    text: str
     kinds: tuple[str, ...]  # of targets, that it fits
     of: Callable[[Predictions], float | None]
 
@@ -102,53 +101,25 @@ def _r2(of: Predictions) -> float | None:
 
 
 _PREDICTED, _VALUES = ("classes", "labels"), ("values",)
+# By the names of --metrics, whose help explains them.
 METRICS = {
     "balanced_accuracy": Metric(
-        "the mean of the accuracies on each class",
         ("classes",),
         lambda of: _sklearn().recall_score(
             of.y, of.predicted, labels=np.unique(of.y), average="macro"
         ),
     ),
-    "f1": Metric("the mean F1 of the classes that occur, or of the labels", _PREDICTED, _f1),
-    "auroc": Metric(
-        "the area under the ROC curve, the mean over classes against the rest, or over labels",
-        _PREDICTED,
-        lambda of: _over_columns("roc_auc_score", of),
-    ),
+    "f1": Metric(_PREDICTED, _f1),
+    "auroc": Metric(_PREDICTED, lambda of: _over_columns("roc_auc_score", of)),
     "average_precision": Metric(
-        "the same of average precision",
-        _PREDICTED,
-        lambda of: _over_columns("average_precision_score", of),
+        _PREDICTED, lambda of: _over_columns("average_precision_score", of)
     ),
-    "calibration_error": Metric(
-        f"the expected calibration error in {_BINS} bins", _PREDICTED, _calibration_error
-    ),
-    "brier": Metric(
-        "the squared error of probabilities, the sum over classes or the mean over labels",
-        _PREDICTED,
-        _brier,
-    ),
-    "mae": Metric(
-        "the mean absolute error",
-        _VALUES,
-        lambda of: _sklearn().mean_absolute_error(of.truth, of.outputs),
-    ),
-    "rmse": Metric(
-        "the root of the mean squared error",
-        _VALUES,
-        lambda of: _sklearn().mean_squared_error(of.truth, of.outputs) ** 0.5,
-    ),
-    "r2": Metric("the coefficient of determination, the mean over values that vary", _VALUES, _r2),
+    "calibration_error": Metric(_PREDICTED, _calibration_error),
+    "brier": Metric(_PREDICTED, _brier),
+    "mae": Metric(_VALUES, lambda of: _sklearn().mean_absolute_error(of.truth, of.outputs)),
+    "rmse": Metric(_VALUES, lambda of: _sklearn().mean_squared_error(of.truth, of.outputs) ** 0.5),
+    "r2": Metric(_VALUES, _r2),
 }
-
-
-def metrics_flag(where: str) -> Any:
-    """The flag --metrics. where: what they are computed on, for --help."""
-    listed = "; ".join(f"{name}, {metric.text}" for name, metric in METRICS.items())
-    return flag(
-        (), f"Metrics of {where}, by domain and client: {listed}.", choices=METRICS, kind=str
-    )
 
 
 def check(chosen: Collection[str], kind: str) -> None:

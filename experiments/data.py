@@ -1,0 +1,347 @@
+"""The data of a configuration: the data set, its domains, and the examples of each client."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_inv import checks
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import (
+    environments,
+    federation,
+    simpson,
+    sources,
+    stains,
+    tables,
+    wrong_labels,
+)
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.federation import Split
+from fedjax_inv.data.wrong_labels import Mislabelled
+from fedjax_inv.types import Examples
+
+from . import config as configs
+from . import flags
+from .config import Config
+from .errors import check_known, flag_error, in_flags, shown
+
+# Names that a domain among others cannot have, as flags and tables have another meaning for them.
+_TAKEN = {"none", "all", "", "clients", "mean", "worst domain", "at the last round"}
+_LONGEST_NAME = 100  # bytes of a domain's name
+# The flag of each of `tables.Roles`.
+_ROLES = {
+    "target": "target_column",
+    "domain": "domain_column",
+    "client": "client_column",
+    "test": "test_column",
+    "ignored": "ignored_columns",
+    "task": "task",
+}
+_PATCH = 5  # the side of a patch in pixels, as in FL Games; those of the two corners do not overlap
+_ODD_SHARE = 0.05  # of the images, in each of --odd_angles
+_AGREEMENTS = (0.9, 0.98)  # of label and colour, in the first and last domain of stained images
+
+
+def like(before: Config, dataset: str, data_dir: str) -> Config:
+    """The flags that read other data as a run's own are read."""
+    names = {*flags.DATA} - {"image_size", "stride"}
+    if is_table(before.dataset) and is_table(dataset):
+        names -= {*_ROLES.values()}
+    usual = vars(configs.defaults().only(names))
+    return before.unchecked(**usual | {"dataset": dataset, "data_dir": data_dir})
+
+
+def is_table(dataset: str) -> bool:
+    """Whether a data set is a table by its name, or else Sentiment140."""
+    return Path(dataset).suffix in tables.SUFFIXES
+
+
+def load(config: Config, like: Dataset | None = None) -> Dataset:
+    """The data set, before environments. Raises UsageError if it cannot be read.
+
+    like: the data set of a run; if both are tables, the new one must have its columns.
+    """
+    both = like is not None and like.columns and is_table(config.dataset)
+    roles = tables.Roles(**{role: getattr(config, name) for role, name in _ROLES.items()})
+    try:
+        loaded = sources.load(
+            config.dataset,
+            data_dir=config.data_dir or None,
+            image_size=config.image_size or None,
+            vocabulary=config.vocabulary or None,
+            text_length=config.text_length or None,
+            roles=None if roles == tables.Roles() else roles,
+            like=like if both else None,
+        )
+    except UsageError as error:
+        names = {"like": "dataset"} | {f"roles.{role}": name for role, name in _ROLES.items()}
+        if error.argument == "roles":  # an error about all roles names the first flag that sets one
+            usual = configs.defaults()
+            name = next(n for n in _ROLES.values() if getattr(config, n) != getattr(usual, n))
+            error = flag_error(name, getattr(config, name), error.allowed)
+        # An error about a file inside a folder names that file instead.
+        if str(error.value) == config.dataset:
+            names["name"] = "dataset"
+        raise in_flags(error, f"--dataset={config.dataset}", names) from None
+    _check_names(config.dataset, loaded)
+    return _strided(_drawn(loaded, config.max_examples), config.stride)
+
+
+def _check_names(dataset: str, loaded: Dataset) -> None:
+    """Raises UsageError for names of domains or classes that flags and tables cannot contain."""
+    for name in (*loaded.domains, *loaded.classes):
+        if not name.isprintable():
+            raise flag_error("dataset", dataset, f"has the name {name!r}, which cannot be printed")
+    if len({name.strip() for name in loaded.domains}) < len(loaded.domains):
+        raise flag_error("dataset", dataset, "has domains whose names differ in blanks alone")
+    for name in loaded.domains if len(loaded.domains) > 1 else ():
+        if name in _TAKEN or len(name.encode()) > _LONGEST_NAME:
+            text = f"has the domain {name[:20]!r}; must have another name for it"
+            raise flag_error("dataset", dataset, text)
+
+
+def _drawn(loaded: Dataset, count: int) -> Dataset:
+    """The data set with `count` of its examples, in their order; 0 for all."""
+    if not 0 < count < len(loaded.y):
+        return loaded
+    rows = np.sort(np.random.default_rng(0).choice(len(loaded.y), count, replace=False))
+    return loaded.take(rows)
+
+
+def _strided(loaded: Dataset, stride: int) -> Dataset:
+    """The data set with every n-th pixel of each row and column."""
+    if stride == 1:
+        return loaded
+    if loaded.render is not None or np.ndim(loaded.x) != 4 or stride >= min(loaded.x.shape[1:3]):
+        raise flag_error("stride", stride, "must be below a side of the images")
+    return loaded._replace(x=loaded.x[:, ::stride, ::stride])
+
+
+def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
+    """The domains to hold out in turn; None stands for the test split."""
+    asked = config.held_out
+    if asked == "none" or (not asked and len(domains) == 1):
+        return [None]
+    if len(domains) == 1:
+        raise flag_error("held_out", asked, "must be none, as there is one domain only")
+    if asked == "all":
+        return list(domains)
+    if not asked or asked in domains:
+        return [asked or domains[-1]]
+    names = asked.split(",")
+    for name in names:  # "all" and "none" cannot stand in a list
+        check_known("held_out", name, domains if len(names) > 1 else [*domains, "all", "none"])
+    return list(names)
+
+
+class Source(NamedTuple):
+    """The facts that an environment uses besides its own flags."""
+
+    dataset: str  # the name of the data set
+    test_fraction: float  # the part that is drawn for the test if the data have no test split
+    seed: int  # for all random draws
+    clients: int = 0  # the value of --clients; 0: as many as domains
+
+
+def draw_seed(config: Config, seed: int) -> int:
+    """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
+    if not config.is_drawn:
+        return 0
+    return seed if config.data_seed == "each" else int(config.data_seed)
+
+
+def domains(config: Config, loaded: Dataset, source: Source) -> Dataset:
+    """The data set with its environments. Raises UsageError if they do not fit the data."""
+    try:
+        return _ENVIRONMENTS[config.environment_name](loaded, source, config)
+    except UsageError as error:
+        raise in_flags(error, f"--environment={config.environment_name}", {}) from None
+
+
+def _rotated(data: Dataset, source: Source, config: Config) -> Dataset:
+    odd, angles = config.odd_angles, config.angles
+    if not odd:
+        return environments.rotated(data, angles, source.seed)
+    rest = 1 - len(odd) * _ODD_SHARE
+    if rest <= 0 or _ODD_SHARE * len(data.y) < 1:
+        raise flag_error("odd_angles", odd, "leave no image to a domain; must be fewer")
+    shares = [*(_ODD_SHARE for _ in odd), *(rest / len(angles) for _ in angles)]
+    return environments.rotated(data, (*odd, *angles), source.seed, shares)
+
+
+def _colored(data: Dataset, source: Source, config: Config) -> Dataset:
+    classes = _classes(data, source, config)
+    return environments.colored(classes, binarise=config.binarise, **_flipped(source, config))
+
+
+def _patched(data: Dataset, source: Source, config: Config) -> Dataset:
+    classes = _classes(data, source, config)
+    return environments.patched(classes, patch_size=_PATCH, **_flipped(source, config))
+
+
+def _classes(data: Dataset, source: Source, config: Config) -> Dataset:
+    """The data with --num_classes classes: FL Games' groups for two, else bins of neighbours."""
+    groups = environments.GROUPS.get(source.dataset) if config.num_classes == 2 else None
+    if groups:
+        return environments.grouped(data, groups)
+    return environments.binned(data, config.num_classes)
+
+
+def _flipped(source: Source, config: Config) -> dict[str, Any]:
+    return {
+        "flips": config.flips,
+        "test_flip": config.test_flip,
+        "label_noise": config.label_noise,
+        "test_fraction": source.test_fraction,
+        "seed": source.seed,
+    }
+
+
+def _combinations(data: Dataset, source: Source, config: Config) -> Dataset:
+    return stains.combinations(data, stain=config.stain, seed=source.seed)
+
+
+def _stained(data: Dataset, source: Source, config: Config) -> Dataset:
+    count, most = config.training_domains, len(data.y) - 1
+    checks.integer("training_domains", count, 1, most, ", the number of examples but one")
+    return stains.stained(
+        data,
+        stain=config.stain,
+        agreements=np.linspace(*_AGREEMENTS, count).tolist(),
+        domain_size=config.domain_size or None,
+        test_fraction=source.test_fraction,
+        seed=source.seed,
+    )
+
+
+def _simpson(data: Dataset, source: Source, config: Config) -> Dataset:
+    """FedCFA's Fig. 4 is --environment=simpson --held_out=test."""
+    checks.integer(
+        "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
+    )
+    return simpson.simpson(
+        data,
+        colors=simpson.ramp((source.clients or 5) + 1),
+        shading=config.shading,
+        share=config.paradox,
+        test_fraction=source.test_fraction,
+        seed=source.seed,
+    )
+
+
+_ENVIRONMENTS: dict[str, Callable[[Dataset, Source, Config], Dataset]] = {
+    "rotated": _rotated,
+    "colored": _colored,
+    "patched": _patched,
+    "combinations": _combinations,
+    "stained": _stained,
+    "simpson": _simpson,
+    "none": lambda data, source, config: data,
+}
+
+
+def num_clients(config: Config, dataset: Dataset, held_out: str | None) -> int:
+    """The number of training clients. held_out: the domain for the test, None for a split."""
+    if config.clients:
+        return config.clients
+    if config.partition != "user" or dataset.user is None:
+        return len(dataset.domains) - (held_out is not None)
+    trains = ~np.asarray(dataset.test)
+    if held_out in dataset.domains:
+        trains &= dataset.domain != dataset.domains.index(held_out)
+    return max(1, len(np.unique(dataset.user[trains])))
+
+
+def split(
+    config: Config,
+    dataset: Dataset,
+    data: Examples,
+    *,
+    held_out: str | None,
+    seed: int,
+    first_row: int,
+) -> Split:
+    """The examples of the clients and of the test.
+
+    dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
+    held_out: the domain for the test; None for the test split.
+
+    Raises UsageError if the partition does not fit the data.
+    """
+    number = num_clients(config, dataset, held_out)
+    is_by_user = config.partition == "user" and not config.clients
+    try:
+        partition = federation.partitioner(
+            config.partition,
+            dataset,
+            number,
+            alpha=config.alpha,
+            min_size=None if config.min_size < 0 else config.min_size,
+            shards_per_client=config.classes_per_client,
+            mixing=config.mixing,
+        )
+        found = federation.split(
+            dataset,
+            data,
+            _of_users(dataset, number) if is_by_user else partition,
+            held_out=held_out,
+            seed=seed,
+            test_fraction=config.test_fraction,
+            first_row=first_row,
+            imbalance=config.imbalance,
+        )
+    except UsageError as error:
+        where = f"--partition={config.partition}"
+        if config.imbalance != 1:
+            where += f" --imbalance={shown(config.imbalance)}"
+        names = {
+            "num_clients": "clients",
+            "name": "partition",
+            "shards_per_client": "classes_per_client",
+        }
+        raise in_flags(error, where, names) from None
+    if is_by_user:  # a client without examples makes no group of domains of its own
+        is_empty = np.asarray(found.train.size) == 0
+        found = found._replace(domain=np.where(is_empty, found.domain[0], found.domain))
+    return found
+
+
+def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:
+    """Each user's examples to one client; clients without examples for users who have none.
+
+    All examples of a user may be test examples, or be left out by --imbalance, with some seeds.
+    """
+    users = np.asarray(dataset.user)
+
+    def deal(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        present = len(np.unique(users[rows]))
+        parts = federation.partitioner("user", dataset, present)(rows, rng)
+        return [*parts, *[np.zeros(0, rows.dtype)] * (num_clients - present)]
+
+    return deal
+
+
+def with_wrong_labels(
+    config: Config, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
+) -> Mislabelled:
+    """The splits with wrong labels at some clients. seeds: of the splits.
+
+    Raises UsageError if the targets are no classes, or the flags mean no client.
+    """
+    if dataset.task != "classes":
+        text = f"needs data with classes, these have {dataset.task}"
+        raise flag_error("wrong_labels", config.wrong_labels, text)
+    try:
+        return wrong_labels.at_clients(
+            splits,
+            len(dataset.classes),
+            share=config.wrong_labels,
+            part=config.wrong_clients,
+            seeds=seeds,
+        )
+    except UsageError as error:
+        names = {"share": "wrong_labels", "part": "wrong_clients"}
+        where = f"--wrong_labels={shown(config.wrong_labels)}"
+        raise in_flags(error, where, names) from None

@@ -1,0 +1,90 @@
+"""Tables and the picture of data: its sizes, features and cues, for `show-data`."""
+
+import numpy as np
+import pandas as pd
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
+
+from . import data_figures, tables
+from .config import Config
+from .data_figures import Holders
+from .errors import check_picture
+from .experiment import assemble, scaling
+from .running import launch
+
+_FEATURES = 30  # the most features in their table
+
+
+def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """The most frequent label of each value of a cue: the best guess from the cue alone.
+
+    cue, y: [M]. seen: the rows that count. Returns the labels [values of the cue].
+    """
+    counts = np.zeros((cue.max() + 1, y.max() + 1), int)
+    np.add.at(counts, (cue[seen], y[seen]), 1)
+    return counts.argmax(1)
+
+
+def table(dataset: Dataset, holders: Holders, is_wrong: np.ndarray | None = None) -> str:
+    """A row for each holder: its sizes, and how often the guess from each cue alone is right.
+
+    is_wrong: [M] which rows have wrong labels, to be counted; None: they are not counted.
+    """
+    seen = np.concatenate(holders.rows[:-1])
+    counts = pd.DataFrame(holders.sizes, columns=["training", "validation", "test"])
+    total = counts.sum()
+    if is_wrong is not None:
+        counts["wrong labels"] = [is_wrong[rows].sum() for rows in holders.rows]
+        total["wrong labels"] = is_wrong[seen].sum()
+    lines = counts.astype(object).where(counts > 0, "")  # the line of sums also shows zeros
+    for name, cue in data_figures.cues(dataset).items():
+        is_right = best_guess(cue, dataset.y, seen)[cue] == dataset.y
+        shares = [_percent(is_right[rows]) for rows in holders.rows]
+        lines[f"right by {name} alone, %"] = shares
+    lines = pd.concat([lines, total.to_frame().T.astype(object)])
+    lines.insert(0, "client: domain", [*holders.names, "in all"])
+    return tables.text(lines, align="right")
+
+
+def features(dataset: Dataset) -> str:
+    """A row for each of the first features of vectors [M, D]; "" for other data."""
+    if not data_figures.are_vectors(dataset):
+        return ""
+    num_features = dataset.x.shape[1]
+    x = np.asarray(dataset.x)[:, :_FEATURES].astype(np.float64)
+    lines = pd.DataFrame({"mean": x.mean(0), "standard deviation": x.std(0)})
+    lines = lines.assign(smallest=x.min(0), largest=x.max(0)).map("{:.3g}".format)
+    names = scaling.feature_names(dataset, num_features)[:_FEATURES]
+    lines.insert(0, f"feature of {num_features}", names)
+    return f"{tables.text(lines, align='right')}\n\n"
+
+
+def _percent(right: np.ndarray) -> str:
+    return f"{100 * right.mean():.1f}" if len(right) else ""
+
+
+def show(config: Config, picture: str, images: int) -> str:
+    """Draws the picture, and returns the table and the path of the picture.
+
+    picture: its path. images: how many of each domain.
+
+    Raises UsageError for flags that do not fit the data.
+    """
+    out = check_picture("out", picture)
+    assembled = assemble.assemble(config, config.seeds[:1], launch.start_of(config))
+    if len(assembled.splits) > 1:
+        text = "must be one domain to be shown"
+        raise UsageError(f"--held_out={config.held_out}", ..., text)
+    (held_out,) = assembled.splits
+    dataset, split = assembled.as_seen(held_out, config.seeds[0])
+    is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
+    holders = data_figures.holders_of(split, is_wrong)
+    counted = is_wrong if config.wrong_labels else None
+    title = data_figures.title_of(config.title, held_out, config.seeds[0])
+    text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n{features(dataset)}"
+    if warning := assembled.scale_warning():
+        text += f"Warning: --dataset={config.dataset}: {warning}.\n\n"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data_figures.draw(out, dataset, holders, is_wrong, title=title, images=images)
+    return f"{text}Picture: {out}."

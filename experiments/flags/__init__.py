@@ -1,1 +1,0 @@
-"""Flags, the command lines of binaries, and the names that flags take."""

@@ -1,0 +1,36 @@
+"""The tables and figures of a paper: each row is a grid, with the paper's numbers beside ours.
+
+fedjax-inv paper cafe --data=digits
+
+Papers: cafe, fedcfa, fedipg, fl_games, and first_look, which has no paper: methods
+under three kinds of shift. The files of experiments/studies/ name their studies. Each row has its
+own folder of runs, and finished runs stay there, so a study can be interrupted. The flags of train
+replace those of all rows.
+"""
+
+import functools
+import importlib
+
+from absl import app, flags
+
+from . import config, start
+from . import flags as shared
+
+flags.adopt_module_key_flags(shared)
+PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games")
+
+
+@start.binary
+def main(argv: list[str]) -> str:
+    """Runs a study of the paper that the first word names, and returns its table."""
+    from .errors import check_known
+    from .studies import study
+
+    name = argv[0].replace("-", "_") if argv else ""
+    check_known("paper", name, PAPERS)
+    paper = importlib.import_module(f"{__package__}.studies.{name}").PAPER
+    return study.run_all(paper, study.options(paper))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=functools.partial(config.parse, words=1))
