@@ -471,7 +471,7 @@ WRONG: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", WRONG, ids=str)
+@pytest.mark.parametrize("settings", WRONG, ids=lambda settings: "-".join(settings))
 def test_a_wrong_argument(settings: dict[str, Any]) -> None:
     ((name, value),) = settings.items()
     names = (
