@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay, confusion_matrix
 
 from fedjax_inv.checks import UsageError
 
@@ -88,8 +88,6 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
 
 def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
     """The scores of predictions. asked: names of metrics."""
-    from sklearn.metrics import confusion_matrix  # its import takes a second
-
     task, classes = runs.data.task, runs.data.dataset.classes
     rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
     outputs, y = map(np.concatenate, zip(*(of.of_new_clients() for of in found), strict=True))
@@ -168,7 +166,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
         if measure.is_share:
             axis.set_ylim(0, 102)
     if of.confusion is not None:
-        _draw_confusion(figure, figure.add_subplot(grid[:, 0]), of.confusion, of.classes)
+        _draw_confusion(figure.add_subplot(grid[:, 0]), of.confusion, of.classes)
     elif has_left:
         _draw_values(figure.add_subplot(grid[:, 0]), found[0], of.classes[0])
     marks = "\nbar or line: mean over seeds, dot: a seed"
@@ -179,26 +177,21 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
 def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
     """Draws the predictions of the first value for examples that no client holds."""
     outputs, y = of.of_new_clients()
-    some = slice(None, None, -(-len(y) // _MOST_POINTS))
-    truth, predicted = y.reshape(len(y), -1)[some, 0], outputs[some, 0]
-    axis.plot(truth, predicted, "o", ms=3, alpha=0.5)
-    ends = [min(truth.min(), predicted.min()), max(truth.max(), predicted.max())]
-    axis.plot(ends, ends, color="0.6", lw=0.8)
+    pairs = y.reshape(len(y), -1)[:, 0], outputs[:, 0]
+    how = {"kind": "actual_vs_predicted", "subsample": _MOST_POINTS, "random_state": 0, "ax": axis}
+    PredictionErrorDisplay.from_predictions(*pairs, **how)
     title = f"seed {of.seed}, examples of no client"
-    axis.set(xlabel=figures.literal(name), ylabel="prediction", title=title)
+    axis.set(xlabel="prediction", ylabel=figures.literal(name), title=title)
 
 
-def _draw_confusion(figure: Figure, axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
+def _draw_confusion(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    picture = axis.imshow(share, cmap="Blues", vmin=0, vmax=100)
-    figure.colorbar(picture, ax=axis, label="of the class, %", shrink=0.8)
+    is_small, shown = len(counts) <= _MOST, ConfusionMatrixDisplay(share)
+    how = {"include_values": is_small, "colorbar": not is_small, "values_format": ".0f"}
+    shown.plot(ax=axis, cmap="Blues", **how)
     figures.name_x(axis, classes, 4.0)
     figures.name_y(axis, classes, 4.0)
-    axis.set(xlabel="taken for", ylabel="is", title="examples, all seeds")
-    if len(counts) <= _MOST:
-        for is_, as_ in np.argwhere(counts):
-            color = "white" if share[is_, as_] > 60 else "black"
-            axis.text(as_, is_, str(counts[is_, as_]), ha="center", va="center", size=8, c=color)
+    axis.set(xlabel="taken for", ylabel="is", title="% of the class, all seeds")
 
 
 def _predictions_path(options: Options, runs: Runs) -> Path:

@@ -156,16 +156,19 @@ def _thinned(names: Sequence[str], each: float, inches: float) -> tuple[range, l
     return range(0, len(names), step), [literal(name) for name in _cut(names)[::step]]
 
 
-def draw(path: Path, paint: Callable[..., Figure], *shown: Any, dpi: float = 120) -> None:
+def draw(
+    path: Path, paint: Callable[..., Figure], *shown: Any, dpi: float = 120, key: Any = None
+) -> None:
     """Writes the figure `paint(*shown)`, unless the files there show the same already.
 
-    shown: all that the figure shows; it must have a pickle.
+    shown: all that the figure shows. key: what that depends on, or else `shown`; it must have a
+    pickle.
     """
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
     pickler.fast = True  # equal data have the same bytes, whether or not they share objects
     versions = [importlib.metadata.version(name) for name in ("fedjax_inv", "matplotlib")]
-    pickler.dump((paint.__qualname__, versions, dpi, shown))
+    pickler.dump((paint.__qualname__, versions, dpi, key or shown))
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     if not path.with_suffix(".pdf").exists() or _digest_in(path) != digest:
         save(paint(*shown), path, dpi=dpi, digest=digest)

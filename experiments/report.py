@@ -34,7 +34,8 @@ def draw(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> N
     is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
     holders = data_figures.holders_of(split, is_wrong)
     title = data_figures.title_of(config.title, held_out, seed)
-    data_figures.draw(folder / "partition.png", dataset, holders, is_wrong, title=title)
+    shown = dataset, holders, is_wrong, title
+    figures.draw(folder / "partition.png", data_figures.paint, *shown, key=(title, config))
     figures.write(folder, cells, title=_title(config), rule=config.select)
 
 

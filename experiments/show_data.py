@@ -4,7 +4,7 @@ fedjax-inv show-data --environment=stained --stain=both --clients=20 --out=data.
 
 It takes the flags of train, and shows the data of the first seed. It trains nothing. Of vectors,
 such as those of a table, it draws histograms of targets and features, and prints the range of each
-feature. Texts have no picture.
+feature. Of texts it draws the counts of each client alone.
 """
 
 from absl import app, flags
@@ -26,12 +26,12 @@ flags.adopt_module_key_flags(shared)
 def main(argv: list[str]) -> str:
     """Draws the picture, and returns the table and the path of the picture."""
     del argv
-    from . import data_pictures
+    from . import data_report
     from .parts import machine
 
     chosen = config.chosen()
     machine.prepare(chosen)
-    return data_pictures.show(chosen, flags.FLAGS.out or "data.png", _IMAGES.value)
+    return data_report.show(chosen, flags.FLAGS.out or "data.png", _IMAGES.value)
 
 
 if __name__ == "__main__":

@@ -151,19 +151,28 @@ def selected(
     return pd.DataFrame(rows)
 
 
-_ROUNDS = "round", known(spread)
-_MEGABYTES = known(lambda values: f"{np.mean(values) / 1e6:.1f}")
-
-
-def _listed(values: pd.Series) -> str:
-    return ", ".join(f"{value:.0f}" for value in values.dropna())
-
-
-def _grouped(
-    rows: pd.DataFrame, keys: Sequence[str], columns: Mapping[str, tuple[str, Any]]
+def _summary(
+    rows: pd.DataFrame, keys: Sequence[str], columns: Mapping[str, tuple[str, str]], of: Measure
 ) -> pd.DataFrame:
-    """A row for each group of equal keys. columns: heading -> (a column of rows, its text)."""
-    return rows.groupby([*keys], sort=False, dropna=False).agg(**columns).reset_index()
+    """A row for each group of equal keys.
+
+    columns: heading -> (a column of rows, what of it is shown: one of the forms below). An asterisk
+        in a heading stands for the unit of the score.
+    """
+    forms: dict[str, Any] = {
+        "score": known(text_of(of)),
+        "or diverged": lambda values: known(text_of(of))(values) or "diverged",
+        "mean": known(spread),
+        "megabytes": known(lambda values: f"{np.mean(values) / 1e6:.1f}"),
+        "list": lambda values: ", ".join(f"{value:.0f}" for value in values.dropna()),
+        "count": lambda values: f"{values.notna().sum()}/{len(values)}",
+        "true": lambda values: f"{values.sum()} of {len(values)}",
+        "first": "first",
+    }
+    shown = {
+        head.replace("*", of.unit): (name, forms[form]) for head, (name, form) in columns.items()
+    }
+    return rows.groupby([*keys], sort=False, dropna=False).agg(**shown).reset_index()
 
 
 def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -263,10 +272,7 @@ def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame
     for name in ("threshold", "round", "train_score", "worst_score", "domains"):
         rows[name] = [None if pd.isna(stop) else stop[name] for stop in rows["stops"]]
     rows["threshold"] = rows["threshold"].map("{:g}".format, na_action="ignore")
-    form, unit = known(text_of(measure)), measure.unit
-
-    def stopped(rounds: pd.Series) -> str:
-        return f"{rounds.notna().sum()}/{len(rounds)}"
+    form, keys = known(text_of(measure)), ["at the stop", "held out", "threshold"]
 
     def domains(stops: pd.Series) -> str:
         each = [{name: score_on(of[name]) for name in of} for of in stops.dropna()]
@@ -274,35 +280,35 @@ def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame
         return ", ".join(f"{name} {form(of)}" for name, of in by_domain if of.notna().any())
 
     columns = {
-        "stopped": ("round", stopped),
-        "round": _ROUNDS,
-        f"training{unit}": ("train_score", form),
-        f"by domain{unit}": ("domains", domains),
-        f"worst domain{unit}": ("worst_score", form),
-        f"held out at the last round{unit}": ("last", form),
+        "stopped": ("round", "count"),
+        "round": ("round", "mean"),
+        "training*": ("train_score", "score"),
+        "worst domain*": ("worst_score", "score"),
+        "held out at the last round*": ("last", "score"),
         "why": ("why", "first"),
     }
-    table = _grouped(rows, ["at the stop", "held out", "threshold"], columns)
+    table = _summary(rows, keys, columns, measure)
+    of_domains = rows.groupby(keys, sort=False, dropna=False)["domains"].agg(domains)
+    table.insert(6, f"by domain{measure.unit}", of_domains.to_numpy())
     why = table.pop("why")
     return table.assign(stopped=table["stopped"].mask(why.notna(), why))
 
 
 def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The selected hyperparameters and rounds, their validation score, and their cost."""
-    unit, form = measure.unit, known(text_of(measure))
     columns = {
         "selected": ("setting", "first"),
-        "at round": ("round", _listed),
-        f"validation{unit}": ("validation", form),
-        f"held out{unit}": ("test", form),
-        f"held out at the last round{unit}": ("last", form),
-        "MB sent in all": ("sent", _MEGABYTES),
+        "at round": ("round", "list"),
+        "validation*": ("validation", "score"),
+        "held out*": ("test", "score"),
+        "held out at the last round*": ("last", "score"),
+        "MB sent in all": ("sent", "megabytes"),
         "runs diverged": ("diverged", "first"),
     }
     if rows["dropped"].notna().any():
         rows = rows.assign(dropped=rows["dropped"].fillna(0).where(rows["why"].isna()))
-        columns["rounds with a client dropped"] = ("dropped", _listed)
-    return _grouped(rows, ["algorithm", "held out"], columns)
+        columns["rounds with a client dropped"] = ("dropped", "list")
+    return _summary(rows, ["algorithm", "held out"], columns, measure)
 
 
 def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
@@ -311,17 +317,15 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
     for one in chosen:
         if one.held_out not in best or one.rank > best[one.held_out].rank:
             best[one.held_out] = one
-    measure = chosen[0].measure
-    form = known(text_of(measure))
     columns = {
         "setting": ("setting", "first"),
-        "at round": _ROUNDS,
-        f"validation{measure.unit}": ("validation", form),
-        f"held out{measure.unit}": ("test", form),
+        "at round": ("round", "mean"),
+        "validation*": ("validation", "score"),
+        "held out*": ("test", "score"),
     }
     names = {"held out": "best over methods, held out", "algorithm": "method"}
     rows = pd.DataFrame([row for one in best.values() for row in _of_seeds(one)])
-    return _grouped(rows.rename(columns=names), [*names.values()], columns)
+    return _summary(rows.rename(columns=names), [*names.values()], columns, chosen[0].measure)
 
 
 def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
@@ -339,25 +343,18 @@ def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
             for run in (result.runs[index] for index in setting.indices):
                 picked = None if run.diverged else selection.picked_or_last(run, rule)
                 rows.append(cell | {"diverged": run.diverged} | _numbers(picked))
-    measure = results[0][1].score
     # The scores are of the seeds that did not diverge.
-    end = f"{' of the others' if any(row['diverged'] for row in rows) else ''}{measure.unit}"
-    form = known(text_of(measure))
+    end = " of the others*" if any(row["diverged"] for row in rows) else "*"
     columns = {
-        "runs diverged": ("diverged", lambda of: f"{of.sum()} of {len(of)}"),
-        "at round": _ROUNDS,
-        **{
-            f"{heading}{end}": (name, lambda values: form(values) or "diverged")
-            for heading, name in (
-                ("validation", "validation"),
-                ("held out", "test"),
-                ("worst domain", "worst"),
-            )
-        },
-        "MB sent by then": ("bytes", _MEGABYTES),
+        "runs diverged": ("diverged", "true"),
+        "at round": ("round", "mean"),
+        f"validation{end}": ("validation", "or diverged"),
+        f"held out{end}": ("test", "or diverged"),
+        f"worst domain{end}": ("worst", "or diverged"),
+        "MB sent by then": ("bytes", "megabytes"),
     }
     keys = ["algorithm", "held out", "number", "setting", "selected"]
-    return _grouped(pd.DataFrame(rows), keys, columns).drop(columns="number")
+    return _summary(pd.DataFrame(rows), keys, columns, results[0][1].score).drop(columns="number")
 
 
 def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,12 +15,7 @@ from fedjax_inv.program import Outcome
 from .. import selection
 from ..experiment.grid import Cell
 from ..parts.objective import ACCURACY, Measure
-from ..running.records import (
-    Domain,
-    Line,
-    RunResult,
-    Stop,
-)
+from ..running.records import Domain, Line, RunResult, Stop
 
 
 def lines(
@@ -51,19 +46,18 @@ def lines(
     end_at_stop: whether a run ends once it has met all thresholds.
     """
     records = []
-    detailed = _by_class_and_client(outcome)
     for index, run in enumerate(cell.runs):
         metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
-        loss = metrics.pop("loss", np.zeros(0))
-        means = {name: _mean(values) for name, values in metrics.items()}
+        # A round in which no client took part has none.
+        known = {name: values[np.isfinite(values)] for name, values in metrics.items()}
+        loss, last = metrics.pop("loss", np.zeros(0)), known.pop("loss", np.zeros(0))[-1:]
         watched: dict[str, Any] = {
             f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
             for name, values in outcome.watched.items()
         }
         valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
-        broken = outcome.broken[index, :length] >= 0
+        broken = (outcome.broken[index, :length] >= 0).sum()
         stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
-        ended = int(stops.max()) if stops.size and stops.all() else None
         attended = np.asarray(outcome.attended)[index, :length]
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
@@ -72,14 +66,15 @@ def lines(
                 run=index,
                 seed=run.seed,
                 hyper=run.hyper,
-                train_loss=_number(loss[-1]) if broken.any() else _last(loss),
-                train_metrics=means or None,
+                train_loss=next(map(_number, loss[-1:] if broken else last), None),
+                train_metrics={k: _number(v.mean()) if v.size else None for k, v in known.items()}
+                or None,
                 **watched,
                 **_by_domain(cell, measure, groups, valid, test),
-                **detailed[index],
-                diverged=bool(not finite or (broken.any() and not drops)),
-                ended=ended,
-                dropped=int(broken.sum()) if drops else None,
+                **_by_class_and_client(outcome, index),
+                diverged=bool(not finite or (broken and not drops)),
+                ended=int(stops.max()) if stops.size and stops.all() else None,
+                dropped=int(broken) if drops else None,
                 seconds=round(seconds, 3),
                 bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
             )
@@ -87,41 +82,25 @@ def lines(
     return records
 
 
-def _by_class_and_client(outcome: Outcome) -> list[dict[str, Any]]:
-    """The fields of --watch_classes of each run.
+def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
+    """The fields of --watch_classes of a run.
 
     They are the score on each class and on each client's test examples, None where there are no
     examples, and the means of both over the others.
     """
-    fields: list[dict[str, Any]] = [{} for _ in outcome.valid.score]
-    if outcome.detailed is None:
-        return fields
+    fields: dict[str, Any] = {}
     names = (("balanced", "class"), ("client", "client"))
-    for (mean, of), scores in zip(names, outcome.detailed, strict=True):
-        means = np.asarray(evaluation.balanced(scores))
-        for run, value in enumerate(means):
-            both = zip(scores.score[run], scores.size[run], strict=True)
-            fields[run][f"{mean}_score"] = float(value)
-            fields[run][f"score_by_{of}"] = [
-                round(float(score), 5) if size else None for score, size in both
-            ]
+    for (mean, what), scores in zip(names, outcome.detailed or (), strict=False):
+        fields[f"{mean}_score"] = float(np.asarray(evaluation.balanced(scores))[run])
+        both = zip(scores.score[run], scores.size[run], strict=True)
+        fields[f"score_by_{what}"] = [
+            round(float(score), 5) if size else None for score, size in both
+        ]
     return fields
 
 
 def _number(value: Any) -> float | None:
     return float(value) if math.isfinite(value) else None  # json has no NaN
-
-
-def _mean(values: np.ndarray) -> float | None:
-    """The mean over the rounds in which a client took part."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else None
-
-
-def _last(values: np.ndarray) -> float | None:
-    """The value of the last round in which a client took part."""
-    finite = values[np.isfinite(values)]
-    return float(finite[-1]) if finite.size else None
 
 
 def test_name(cell: Cell, groups: list[str]) -> str:
@@ -133,19 +112,9 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     return next(name for name in names if name not in groups)
 
 
-class _Scores(TypedDict):
-    """The fields that `Line` and `Stop` have in common."""
-
-    domains: dict[str, Domain]
-    validation_score: float
-    test_score: float
-    worst_domain: str
-    worst_score: float
-
-
 def _by_domain(
     cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
-) -> _Scores:
+) -> dict[str, Any]:
     """The scores of an evaluation. valid: arrays [groups or more]. test: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
     scores.append((test_name(cell, groups), "test", test, 0))

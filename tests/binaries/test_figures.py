@@ -262,7 +262,7 @@ def test_the_same_figure_has_the_same_bytes_and_is_not_drawn_again(tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["images", "values", "labels"])
 @pytest.mark.parametrize("clients", [2, 1000])
-def test_the_data(saved: dict[str, Figure], kind: str, clients: int) -> None:
+def test_the_data(kind: str, clients: int) -> None:
     size, domains = max(2 * clients, 200), ("photograph", "a name of a domain that is $long$")
     rows, x = np.arange(size), np.random.default_rng(0).exponential(size=(size, 16)) ** 9
     names = tuple(f"class number {index}" for index in range(10))
@@ -278,8 +278,7 @@ def test_the_data(saved: dict[str, Figure], kind: str, clients: int) -> None:
     sizes = [(len(mine), 0, 0) for mine in held]
     holders = Holders([*people, "test split"], [*held, rows[-20:]], [*sizes, (0, 0, 20)])
     title = data_figures.title_of("digits", domains[-1], 3)
-    data_figures.draw(Path("data.png"), dataset, holders, rows < 0, title=title)
-    figure = saved["data.png"]
+    figure = data_figures.paint(dataset, holders, rows < 0, title)
     check(figure)
     assert figure.get_suptitle().replace("\n", " ").startswith(figures.literal(title)[:40])
     counts = figure.axes[1 if kind == "images" else 0]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config, data_pictures
+from fedjax_inv_experiments import config, data_report
 from fedjax_inv_experiments.experiment import assemble
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
@@ -26,7 +26,7 @@ def data(tmp_path: Path) -> str:
 def test_strange_names_are_shown(data: str, tmp_path: Path) -> None:
     chosen = config.of(dataset=data, held_out=NAMES[3])
     out = tmp_path / "data.png"
-    told = data_pictures.show(chosen, str(out), 2)
+    told = data_report.show(chosen, str(out), 2)
     assert out.stat().st_size
     for name in NAMES[:3]:
         assert name.replace("|", "\\|") in told

@@ -11,7 +11,7 @@ from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import config, data_figures, data_pictures, figures
+from fedjax_inv_experiments import config, data_figures, data_report, figures
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.data_figures import Holders
 from fedjax_inv_experiments.experiment import assemble
@@ -34,14 +34,14 @@ def shown(monkeypatch: pytest.MonkeyPatch, chosen: Chosen) -> tuple[str, Figure]
     """What is printed, and the figure that is not written."""
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **other: seen.append(figure))
-    text = data_pictures.show(*chosen)
+    text = data_report.show(*chosen)
     (figure,) = seen
     return text, figure
 
 
 def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     chosen = options(tmp_path, environment="stained", stain="both", clients=7, seeds=(3, 4))
-    text = data_pictures.show(*chosen)
+    text = data_report.show(*chosen)
     out = chosen[1]
     assert Path(out).read_bytes().startswith(b"\x89PNG")
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
@@ -81,7 +81,7 @@ def test_a_cue_is_judged_by_what_it_means_in_training() -> None:
     rows = [np.array([0, 2]), np.array([1, 3]), np.arange(4, 10)]
     sizes = [(1, 1, 0), (2, 0, 0), (0, 0, 6)]
     holdings = Holders(["0: d", "1: d", "test"], rows, sizes)
-    printed = cells(data_pictures.table(dataset, holdings))
+    printed = cells(data_report.table(dataset, holdings))
     assert printed[0][4] == "right by color alone, %"
     assert [row[1:] for row in printed[1:]] == [
         ["1", "1", "", "100.0"],
@@ -182,7 +182,7 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     np.savez(table, x=x, y=np.arange(40) % 2)
     texts.write_text("".join(f'"{4 * (i % 2)}","{i}","d","q","u","word{i}"\n' for i in range(40)))
     of_table, of_texts = (
-        data_pictures.show(*options(tmp_path, dataset=str(path), model=model))
+        data_report.show(*options(tmp_path, dataset=str(path), model=model))
         for path, model in ((table, "mlp"), (texts, "lstm"))
     )
     assert [line for line in cells(of_table) if line[0] in "01"] == [

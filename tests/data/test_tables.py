@@ -25,7 +25,7 @@ from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
 from fedjax_inv_experiments import (
     config,
-    data_pictures,
+    data_report,
     evaluation,
     figures,
     predictions,
@@ -499,7 +499,7 @@ def test_show_data_draws_targets_and_features(
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "save", lambda figure, path, **other: drawn.append(figure))
     out = regression.parent / "data.png"
-    text = data_pictures.show(flags(regression), str(out), 10)
+    text = data_report.show(flags(regression), str(out), 10)
     assert "| kind=v " in text
     holders, *panels = drawn[0].axes
     names = [panel.get_title() for panel in panels]

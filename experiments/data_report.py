@@ -1,4 +1,4 @@
-"""Tables and the picture of data: its sizes, features and cues, for `show-data`."""
+"""The report of a data set: its sizes, features and cues, and its figure, for `show-data`."""
 
 import numpy as np
 import pandas as pd
@@ -6,7 +6,7 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from . import data_figures, tables
+from . import data_figures, figures, tables
 from .config import Config
 from .data_figures import Holders
 from .errors import check_picture
@@ -86,5 +86,6 @@ def show(config: Config, picture: str, images: int) -> str:
     if warning := assembled.scale_warning():
         text += f"Warning: --dataset={config.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
-    data_figures.draw(out, dataset, holders, is_wrong, title=title, images=images)
+    figure = data_figures.paint(dataset, holders, is_wrong, title, images)
+    figures.save(figure, out, dpi=130)
     return f"{text}Picture: {out}."
