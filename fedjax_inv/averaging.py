@@ -239,7 +239,7 @@ def averaging(
 
 def _scaled(factor: Array, delta: Variables) -> Variables:
     chex.assert_shape(factor, ())
-    return delta._replace(params=optax.tree.scale(factor, delta.params))
+    return delta._replace(params=tree.scaled(factor, delta.params))
 
 
 def _blank(server: servers.Server) -> Upload:

@@ -19,16 +19,13 @@ import optax
 
 from fedjax_inv import averaging, checks, objectives
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.algorithms.fedprox import proximal_gradient
+from fedjax_inv.algorithms import fedprox
 from fedjax_inv.types import (
     Algorithm,
     Array,
-    Batch,
     Loss,
     Model,
     Reply,
-    Step,
-    Variables,
     Visit,
     Work,
 )
@@ -56,7 +53,6 @@ def ditto(
     """
     checks.real("proximal", proximal)
     risk_gradient = averaging.gradient(model, loss)
-
     training = averaging.averaging(
         model,
         work,
@@ -68,18 +64,13 @@ def ditto(
     )
     (exchange,) = training.exchanges
 
+    near_gradient = fedprox.proximal_gradients(risk_gradient, proximal)
+
     def client(visit: Visit) -> Reply:
-        received: Variables = visit.message.variables
-
-        def near_gradient(variables: Variables, batch: Batch, key: Array) -> Step:
-            step = risk_gradient(variables, batch, key)
-            params = variables.params
-            grads = proximal_gradient(step.grads, params, received.params, proximal)
-            return step._replace(grads=grads)
-
         reply = exchange.client(visit)
+        start = work.init(visit.own.variables)
         own_key = jax.random.fold_in(visit.key, 2)  # 0 and 1 are in the training of w
-        own = work.run(near_gradient, work.init(visit.own.variables), visit.shard, own_key)
+        own = work.run(near_gradient(visit), start, visit.shard, own_key)
         metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
         return Reply(averaging.Own(own.local.variables, jnp.bool_(True)), reply.upload, metrics)
 

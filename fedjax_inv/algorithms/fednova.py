@@ -13,42 +13,24 @@ Optimization" (arXiv 2007.07481). The paper has no statistics (BatchNorm); we av
 the factors, so that a variance stays positive.
 """
 
-from typing import NamedTuple
-
 import chex
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
+from fedjax_inv import aggregators, averaging, checks, objectives, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
     Array,
-    Batch,
-    Cohort,
-    Exchange,
-    GradFn,
     Loss,
     Model,
-    Reply,
-    Step,
-    Tree,
-    Variables,
+    Trained,
     Visit,
     Work,
 )
-
-
-class Upload(NamedTuple):
-    """The upload of a client."""
-
-    direction: Tree  # change of the parameters by local training, divided by `num_steps`
-    num_steps: Tree  # [], the paper's ||a_i||_1
-    stats: Tree  # after local training
-    weight: Tree = ()  # nothing; the server adds the clients' weights
 
 
 def effective_steps(
@@ -107,34 +89,27 @@ def fednova(
     if momentum is None:
         text = "must be sgd without Nesterov momentum and weight decay: `work` records `momentum`"
         raise UsageError("optimizer", ..., text)
-    weight = aggregators.weight_of(weighting)
-    risk_gradient = averaging.gradient(model, loss)
 
-    def gradient_from(received: Variables) -> GradFn:
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            step = risk_gradient(variables, batch, key)
-            grads = fedprox.proximal_gradient(
-                step.grads, variables.params, received.params, proximal
-            )
-            return step._replace(grads=grads)
+    def steps(visit: Visit, trained: Trained) -> Array:
+        """a_i."""
+        del visit
+        return effective_steps(trained.num_steps, momentum, rate * proximal)
 
-        return grad_fn
+    def inverse(visit: Visit, trained: Trained) -> Array:
+        count = steps(visit, trained)
+        return 1 / jnp.where(count == 0, 1, count)
 
-    def client(visit: Visit) -> Reply:
-        received = visit.message
-        trained = work.run(gradient_from(received), work.init(received), visit.shard, visit.key)
-        moved = servers.upload_of(trained.local.variables, received)
-        count = effective_steps(trained.num_steps, momentum, rate * proximal)
-        direction = tree.scaled(1 / jnp.where(count == 0, 1, count), moved.params)
-        return Reply(visit.own, Upload(direction, count, moved.stats), trained.metrics)
-
-    def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
-        del cohort
-        params = tree.scaled(mean.num_steps, mean.direction)
-        delta = servers.delta_of(server, Variables(params, mean.stats), mean.weight)
-        return servers.update(server_optimizer, server, delta)
-
-    over = aggregators.mean(weight)
-    aggregate = aggregators.combine(Upload(over, over, over, aggregators.weight_sum(weight)))
-    exchange = Exchange(lambda server: server.variables, client, aggregate, update)
-    return averaging.serving_the_server(model, server_optimizer, (exchange,))
+    return averaging.averaging(
+        model,
+        work,
+        fedprox.proximal_gradients(averaging.gradient(model, loss), proximal),
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+        scale_delta=inverse,
+        server_delta=lambda side, delta, mean: delta._replace(
+            params=tree.scaled(mean, delta.params)
+        ),
+        side=averaging.SideState(
+            upload=steps, aggregate=aggregators.mean(aggregators.weight_of(weighting))
+        ),
+    )

@@ -5,6 +5,8 @@
 Li et al. 2020, "Federated Optimization in Heterogeneous Networks", Eq. 2.
 """
 
+from collections.abc import Callable
+
 import chex
 import jax
 import optax
@@ -35,6 +37,22 @@ def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
 
 
+def proximal_gradients(risk_gradient: GradFn, proximal: float | Array) -> Callable[[Visit], GradFn]:
+    """Return visit -> the gradient of local steps: that of the risk and of the proximal term."""
+
+    def gradient_from(visit: Visit) -> GradFn:
+        received = visit.message.variables.params
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            step = risk_gradient(variables, batch, key)
+            grads = proximal_gradient(step.grads, variables.params, received, proximal)
+            return step._replace(grads=grads)
+
+        return grad_fn
+
+    return gradient_from
+
+
 def fedprox(
     model: Model,
     work: Work,
@@ -51,18 +69,7 @@ def fedprox(
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("proximal", proximal)
-    risk_gradient = averaging.gradient(model, loss)
-
-    def gradient_from(visit: Visit) -> GradFn:
-        received = visit.message.variables.params
-
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            step = risk_gradient(variables, batch, key)
-            grads = proximal_gradient(step.grads, variables.params, received, proximal)
-            return step._replace(grads=grads)
-
-        return grad_fn
-
+    gradient_from = proximal_gradients(averaging.gradient(model, loss), proximal)
     return averaging.averaging(
         model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )
