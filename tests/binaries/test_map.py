@@ -1,7 +1,6 @@
 """The map: words for differences, equal terms for methods, its files, and rows added later."""
 
 import csv
-import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,10 @@ def options(folder: Path, *words: str) -> study.Options:
 # words
 
 
-@pytest.mark.parametrize("count", [2, 3, 5, 10])
-def test_p_values_are_those_of_the_paired_t_test(count: int) -> None:
-    one, two = RNG.normal(size=(2, count))
+def test_p_values_are_those_of_the_paired_t_test() -> None:
+    one, two = RNG.normal(size=(2, 5))
     assert verdicts.p_value(one - two) == pytest.approx(stats.ttest_rel(one, two).pvalue)
-
-
-def test_equal_differences_are_no_evidence() -> None:
+    # Equal differences are no evidence.
     assert verdicts.p_value([0.0, 0.0, 0.0]) == 1
     assert np.isnan(verdicts.p_value([0.5, 0.5]))
     # One of 360 images in each of three seeds, as float32 has the shares.
@@ -57,24 +53,20 @@ def test_equal_differences_are_no_evidence() -> None:
     assert np.isnan(verdicts.p_value(one - two))
 
 
-@pytest.mark.parametrize("level", [0.01, 0.05, 0.3])
-def test_corrected_p_values_reject_what_holms_procedure_rejects(level: float) -> None:
-    for _ in range(50):
-        values = RNG.uniform(size=7) ** 4
-        rejected = set()
-        for rank, index in enumerate(np.argsort(values)):  # the procedure, step by step
-            if values[index] > level / (len(values) - rank):
-                break
-            rejected.add(index)
-        corrected = verdicts.holm(values)
-        assert {i for i, p in enumerate(corrected) if p <= level} == rejected
-        assert all(p <= q <= 1 for p, q in zip(values, corrected, strict=True))
-
-
-def test_values_that_are_nan_do_not_count() -> None:
-    found = verdicts.holm([0.03, NAN, 0.01])
-    assert found[::2] == pytest.approx([0.03, 0.02])
-    assert np.isnan(found[1])
+def test_corrected_p_values_reject_what_holms_procedure_rejects() -> None:
+    for level in (0.01, 0.05, 0.3):
+        for _ in range(20):
+            values = RNG.uniform(size=7) ** 4
+            rejected = set()
+            for rank, index in enumerate(np.argsort(values)):  # the procedure, step by step
+                if values[index] > level / (len(values) - rank):
+                    break
+                rejected.add(index)
+            corrected = verdicts.holm(values)
+            assert {i for i, p in enumerate(corrected) if p <= level} == rejected
+            assert all(p <= q <= 1 for p, q in zip(values, corrected, strict=True))
+    found = verdicts.holm([0.03, NAN, 0.01])  # NaN does not count
+    assert found == pytest.approx([0.03, NAN, 0.02], nan_ok=True)
 
 
 def test_a_word_needs_a_clear_difference() -> None:
@@ -95,10 +87,7 @@ def test_a_word_needs_a_clear_difference() -> None:
     assert (up.seeds, up.mean) == (4, pytest.approx(0.1015))
     assert (up.low, up.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
     assert up.p == pytest.approx(2 * expected.pvalue)  # the second smallest of three
-    one = found["one"]
-    assert (one.seeds, one.mean) == (1, pytest.approx(0.4))
-    assert np.isnan([one.low, one.high, one.p]).all()
-    assert np.isnan(found["none"].mean)
+    assert found["one"][:3] == (1, pytest.approx(0.4), pytest.approx(NAN, nan_ok=True))
 
 
 # equal terms
@@ -110,7 +99,7 @@ def rows(data: str) -> dict[str, config.Config]:
     }
 
 
-@pytest.mark.parametrize("data", table.DATA)
+@pytest.mark.parametrize("data", ["digits", "pacs"])
 def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None:
     terms: dict[str, dict[str, Any]] = {}
     own = ("algorithm", "set", "learning_rate", "momentum", "batch_size")
@@ -280,21 +269,16 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
 
 
 def cell(method: str, shift: str, severity: float, tests: tuple[float, ...], word: str) -> Cell:
-    of = {name: NAN for name in Cell._fields} | {"setting": "", "runs_diverged": ""}
+    of: dict[str, Any] = {name: NAN for name in Cell._fields}
     of |= {"method": method, "shift": shift, "severity": severity, "seeds": 2, "word": word}
     of |= {"tests": tests, "test": float(np.mean(tests)) if tests else NAN}
-    of["difference"] = of["test"] - 50
+    of["difference"] = NAN if method == "fedavg" else of["test"] - 50
     return Cell(**of)
 
 
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    found: list[Figure] = []
-    monkeypatch.setattr(drawing, "save", lambda figure, *rest, **more: found.append(figure))
-    return found
-
-
-def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Path) -> None:
+def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(drawing, "save", lambda figure, *rest, **more: drawn.append(figure))
     shown = [
         cell("fedavg", "labels", 10, (49, 51), ""),
         cell("scaffold", "labels", 10, (60, 62), "better"),
@@ -303,7 +287,7 @@ def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Pat
         cell("scaffold", "noise", 0.8, (), verdicts.NONE),
     ]
     figures.heat_map(tmp_path / "map.png", "digits", shown)
-    (axis, _) = drawn[0].axes
+    axis = drawn[0].axes[0]
     texts = {text.get_position(): text.get_text() for text in axis.texts}
     assert texts == {
         **{(0, 0): "50.0", (0, 1): "+11.0 ▲", (0, 2): "-19.0 ▼"},
@@ -313,23 +297,19 @@ def test_the_heat_map_says_what_the_cells_say(drawn: list[Figure], tmp_path: Pat
     assert names == ["fedavg", "scaffold", "fedprox"]
     values = axis.images[0].get_array()
     assert values[1, 0] == 11
-    assert "paired t test over 2 seeds" in drawn[0].get_suptitle().replace("\n", " ")
+    assert values.mask[0].all()  # FedAvg's row has no colour
 
-
-def test_curves_by_severity_have_a_panel_for_each_kind_of_shift(
-    drawn: list[Figure], tmp_path: Path
-) -> None:
+    places = [("labels", 1), ("labels", 3), ("noise", 0.5)]
     shown = [
         cell(method, shift, severity, (level - severity, level - severity + 2), "")
-        for (method, level), (shift, severity) in itertools.product(
-            {"fedavg": 50, "fedprox": 60}.items(), [("labels", 1), ("labels", 3), ("noise", 0.5)]
-        )
+        for method, level in (("fedavg", 50), ("fedprox", 60))
+        for shift, severity in places
     ]
     figures.by_severity(tmp_path / "severity.png", "digits", shown)
-    panels = drawn[0].axes
+    panels = drawn[1].axes
     assert [axis.get_title() for axis in panels] == ["label skew", "wrong labels"]
-    names = [[label.get_text() for label in axis.get_xticklabels()] for axis in panels]
-    assert names == [["1", "3"], ["0.5"]]
+    names = [label.get_text() for label in panels[0].get_xticklabels()]
+    assert names == ["1", "3"]
     first, second = panels[0].lines
     np.testing.assert_allclose(first.get_ydata(), [50, 48])
     np.testing.assert_allclose(second.get_ydata(), [60, 58])
