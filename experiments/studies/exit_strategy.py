@@ -7,9 +7,8 @@ like the others, may leave, or is absent. Figures show its effect, and what each
 in pre-training.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from .. import figures, finished, selection, tables
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult
-from ..tables import table
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {
@@ -142,63 +140,25 @@ def exit_columns(result: RowResult) -> Cells:
         "others that left": "",
     }
     if found:
-        exits = found.outcome.exits
+        exits = found.exits
         cells["client 0 left"] = f"{exits[:, 0].sum()} of {len(exits)} seeds"
         others = f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}"
         cells["others that left"] = others
     return cells
 
 
-class Phase(NamedTuple):
-    """The pre-training of a row's R runs, P rounds and C clients."""
-
-    outcome: Outcome  # with a leading axis R
-    critical: np.ndarray  # [R, C] the smoothness at which the mean contribution is 0, or NaN
-
-
-def phase(result: RowResult) -> Phase | None:
-    """The pre-training of a row; None if no client can leave."""
+def phase(result: RowResult) -> Outcome | None:
+    """The pre-training of a row, with a leading axis of runs; None if no client can leave."""
     if result.config.algorithm != ("exit_strategy",):
         return None
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     server = exit_strategy.server_in(runs.states("last").server)
     assert server is not None
-    linear, quadratic = (
-        np.asarray(leaf).sum(-2) for leaf in (server.assessment.linear, server.assessment.quadratic)
-    )
-    # A client without an update was never measured.
-    critical = np.divide(linear, quadratic, out=np.full_like(linear, np.nan), where=quadratic > 0)
-    return Phase(exit_strategy.outcome(server), critical)
-
-
-def _in_range(values: np.ndarray) -> str:
-    """The least and the greatest of some values; NaNs are left out."""
-    known = values[np.isfinite(values)]
-    ends = dict.fromkeys(f"{end:.3g}" for end in (known.min(), known.max())) if known.size else ()
-    return " to ".join(ends)
-
-
-_CONTRIBUTIONS = (
-    "C: a client's mean contribution over the rounds of pre-training in which its update arrived; "
-    "L: the smoothness as estimated; 0 at L: that above which C is negative. Ranges over seeds."
-)
-
-
-def contributions(phases: Mapping[str, Phase]) -> str:
-    """A table of what clients contribute in pre-training. phases: by the row's label."""
-    columns: dict[str, Callable[[tuple[str, Phase]], str]] = {
-        "pre-training": lambda row: row[0],
-        "C of client 0": lambda row: _in_range(row[1].outcome.mean[:, 0]),
-        "C of the others": lambda row: _in_range(row[1].outcome.mean[:, 1:]),
-        "L": lambda row: _in_range(row[1].outcome.smoothness),
-        "client 0: 0 at L": lambda row: _in_range(row[1].critical[:, 0]),
-        "others: 0 at L": lambda row: _in_range(row[1].critical[:, 1:]),
-    }
-    return table(phases.items(), columns)
+    return exit_strategy.outcome(server)
 
 
 def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Draws contributions by round, a panel per row; returns their table."""
+    """Draws what each client contributes in pre-training, by round, a panel per row."""
     found = {result.row.label: phase(result) for result in results if result.is_complete}
     phases = {label: each for label, each in found.items() if each}
     if not phases:
@@ -206,8 +166,7 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
     figure, axes = figures.panels(
         len(phases), (3.2, 2.4), x_label="round", y_label="contribution", columns=5
     )
-    for axis, (label, each) in zip(axes, phases.items(), strict=True):
-        outcome = each.outcome
+    for axis, (label, outcome) in zip(axes, phases.items(), strict=True):
         for client, run in reversed([*np.ndindex(outcome.mean.T.shape)]):  # client 0 on top
             values = outcome.contributions[run, :, client]
             (at,) = np.isfinite(values).nonzero()
@@ -220,7 +179,7 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
     about = "red: client 0, grey: the others, a line per seed; a cross: the client leaves"
     figures.entitle(figure, f"{data}\n{about}")
     figures.save(figure, path)
-    return f"{contributions(phases)}\n\n{_CONTRIBUTIONS} Figure: {path}."
+    return f"Figure: {path}."
 
 
 def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:

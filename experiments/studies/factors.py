@@ -25,17 +25,10 @@ from .. import figures, finished, selection
 from ..finished import OneRun
 from ..studies import drawings
 from ..studies.study import RowResult
-from ..tables import table
 
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn
 _EXAMPLES = 150  # of each of them, and of all, at most
-
-NOTE = (
-    "shift: how far the clients' mean factors are from the mean of all, in standard deviations, of "
-    "examples as they are and as the method trains on them; |r|: the mean absolute "
-    "correlation of two factors over examples of all clients as they are."
-)
 
 
 class Panel(NamedTuple):
@@ -44,28 +37,6 @@ class Panel(NamedTuple):
     label: str
     factors: np.ndarray  # [N, F] that the method trains on
     client: np.ndarray  # [N] int, -1 for examples of all clients
-    correlation: float
-    plain_shift: float
-    shift: float
-
-
-def shift(factors: np.ndarray, client: np.ndarray) -> float:
-    """The distance of clients' mean factors from the mean of all, in standard deviations of all.
-
-    Distances are Euclidean over all factors; the result is their root mean square over clients.
-    Where clients are alike, it is about one over the root of a client's number of examples.
-
-    factors: [N, F]. client: [N] int, -1 for examples of all clients.
-    """
-    everyone = factors[client < 0]
-    means = np.stack([factors[client == who].mean(0) for who in np.unique(client[client >= 0])])
-    distances = ((means - everyone.mean(0)) ** 2).sum(1)
-    return float(np.sqrt(distances.mean() / everyone.var(0).sum()))
-
-
-def correlation(factors: np.ndarray) -> float:
-    """The mean |Pearson's r| over pairs of factors [N, F]; a constant factor counts as 0."""
-    return float(fedcfa.factor_decorrelation(jnp.asarray(factors), jnp.ones(len(factors), bool)))
 
 
 def chosen_rows(
@@ -136,21 +107,13 @@ def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES)
         return unit_range(jnp.asarray(made.data.x[rows]))
 
     average = jnp.stack([inputs(part[:_CHUNK]).mean(0) for part in parts if len(part)])
-    plain = np.asarray(averaging.embedding(encoded(model, variables, inputs(rows))))
     y = jnp.asarray(made.data.y[rows])
     factors = np.asarray(trained_on(one, model, variables, inputs(rows), y, average))
-    return Panel(
-        result.row.label,
-        factors,
-        client,
-        correlation(plain[client < 0]),
-        shift(plain, client),
-        shift(factors, client),
-    )
+    return Panel(result.row.label, factors, client)
 
 
 def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Draws the t-SNE of each row, fitted to that row alone. Returns the table of the panels."""
+    """Draws the t-SNE of each row, fitted to that row alone."""
     from sklearn.manifold import TSNE  # its import takes a second
 
     panels = [panel(result) for result in results if result.is_complete]
@@ -164,16 +127,9 @@ def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
             name = "all clients" if who < 0 else f"client {who}"
             color = "0.8" if who < 0 else f"C{index - 1}"
             axis.plot(*placed[one.client == who].T, "o", ms=3, color=color, label=name)
-        title = f"{one.label}\nmean |r| {one.correlation:.2f}, shift {one.shift:.2f}"
-        axis.set_title(figures.wrapped(title, 4.0, 8), fontsize=8)
+        axis.set_title(figures.wrapped(one.label, 4.0), fontsize=10)
         axis.set(xticks=[], yticks=[])
         axis.legend(fontsize=7, frameon=False)
     figures.entitle(figure, data)
     figures.save(figure, path)
-    columns = {
-        "factors": lambda one: one.label,
-        "mean |r|": lambda one: f"{one.correlation:.3f}",
-        "shift, examples as they are": lambda one: f"{one.plain_shift:.3f}",
-        "shift, as trained on": lambda one: f"{one.shift:.3f}",
-    }
-    return f"{table(panels, columns)}\n\n{NOTE} Figure: {path}."
+    return f"Figure: {path}."

@@ -22,17 +22,11 @@ from ..data_figures import rendered, to_rgb
 from ..finished import OneRun
 from ..studies import drawings
 from ..studies.study import RowResult
-from ..tables import table
 
 IMAGES = (0, 11)  # of the test domain
 SAMPLES = 1000  # perturbed images per mask
 _BATCH = 100  # perturbed images per call of the network
 _SQUARES = 14  # along the side of an image
-
-NOTE = (
-    "A square that is black already stays as it is when it is hidden: weight on the background is "
-    "noise of the fit, or of squares that hold both."
-)
 
 # RGB images [B, H, W, 3] -> probabilities [B, K]
 Classifier = Callable[[np.ndarray], np.ndarray]
@@ -147,30 +141,13 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
     return Masks(label, images, y, classes, np.stack(weights), predicted, probabilities.max(-1))
 
 
-def shares(rows: Sequence[Masks]) -> str:
-    """A table of the absolute weight on figure and background over all images, a line per row."""
-    figure = np.any(rows[0].images > 0, axis=-1)
-    sizes = {row.label: np.abs(row.weights) for row in rows} | {"pixels": np.ones(figure.shape)}
-    lines = [(label, size[figure].sum(), size[~figure].sum()) for label, size in sizes.items()]
-    columns: dict[str, Callable[[tuple[str, float, float]], str]] = {
-        "absolute weight": lambda line: line[0],
-        "on the figure": lambda line: f"{line[1]:.4g}",
-        "on the background": lambda line: f"{line[2]:.4g}",
-        # Nothing matters to a network that always predicts the same.
-        "on the figure, %": lambda line: (
-            f"{100 * line[1] / sum(line[1:]):.1f}" if sum(line[1:]) else ""
-        ),
-    }
-    return table(lines, columns, align="decimal")
-
-
 def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Draws a line per image: the image, then the mask of each row. Returns the table of shares."""
+    """Draws a line per image: the image, then the mask of each row."""
     rows = [masks(result) for result in results if result.is_complete]
     if not rows:
         return drawings.NOTHING
     paint(path, data, rows)
-    return f"{shares(rows)}\n\n{NOTE} Figure: {path}."
+    return f"Figure: {path}."
 
 
 def paint(path: Path, data: str, rows: Sequence[Masks]) -> None:

@@ -223,19 +223,22 @@ def test_figures_show_the_grid_the_curves_and_the_seeds(
 
 
 @pytest.mark.slow
-def test_factors_of_a_row(tmp_path: Path) -> None:
+def test_factors_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = (
         *("--rounds=2", "--eval_every=1", "--clients=4", "--cohort=2", "--widths=8,6"),
         *("--set=top_k=3", "--learning_rate=0.1", "--client_chunk=1", "--run_chunk=1"),
     )
     row = fedcfa.clients_factors("digits")[-1]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
+    monkeypatch.setattr("sklearn.manifold.TSNE.fit_transform", lambda self, x: x[:, :2])
     with no_figures():
         (result,) = study.run([row], study.configs([row], tmp_path, small))
-        panel = factors.panel(result, 2, 20)
-        text = factors.draw(tmp_path / "factors.png", "digits", [result])
+    panel = factors.panel(result, 2, 20)
+    factors.draw(tmp_path / "factors.png", "digits", [result])
+    assert [len(axis.lines) for axis in drawn[-1].axes] == [4]  # three clients and all
     assert panel.factors.shape == (60, 8)
     assert len(set(panel.client)) == 3
-    assert row.label in text
     trained = finished.open("run", result.only.folder).select(0, 0, "last")
     made = trained.runs.data
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
@@ -252,20 +255,10 @@ def test_factors_of_a_row(tmp_path: Path) -> None:
     np.testing.assert_allclose(told_factors, replaced, rtol=1e-6)
 
 
-def test_what_is_told_of_factors() -> None:
-    rng = np.random.default_rng(3)
-    values = rng.normal(size=(40, 3)) * [1.0, 2.0, 0.5]
-    pairs = np.abs(np.corrcoef(values.T))[np.triu_indices(3, 1)]
-    assert factors.correlation(values) == pytest.approx(pairs.mean(), rel=1e-5)
-    client = np.repeat([-1, 4, 7], [20, 12, 8])
-    everyone = values[:20]
-    distances = [np.linalg.norm(values[client == k].mean(0) - everyone.mean(0)) for k in (4, 7)]
-    scale = np.sqrt(sum(column.var() for column in everyone.T))
-    expected = np.sqrt(np.mean(np.square(distances))) / scale
-    assert factors.shift(values, client) == pytest.approx(expected)
-    # The largest clients, each with no more than it holds.
+def test_factors_are_of_the_largest_clients() -> None:
     parts = [np.arange(3), np.arange(3, 13), np.arange(13, 17)]
     rows, whose = factors.chosen_rows(parts, 2, 6, 0)
+    # Each with no more than it holds.
     assert [int((whose == who).sum()) for who in (-1, 1, 2, 0)] == [6, 6, 4, 0]
     assert set(rows[whose == 1]) < set(parts[1])
     assert set(rows[whose == 2]) == set(parts[2])

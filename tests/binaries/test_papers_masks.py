@@ -100,31 +100,6 @@ def test_the_square_that_decides_has_the_largest_weight(target: int, sign: int) 
     np.testing.assert_allclose(against, -weights, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("error")
-def test_shares_count_the_weight_on_the_figure() -> None:
-    x = np.zeros((1, 2, 2, 2), np.float32)
-    x[0, 0, 0, 1] = x[0, 1, 1, 0] = 0.5
-    rows = [
-        masks.Masks(
-            *(name, x, np.zeros(1, int), ("a", "b")),
-            *(np.array([weights]), np.zeros(1, int), np.ones(1)),
-        )
-        for name, weights in {
-            "one": [[3, -1], [0, -2]],
-            "two": [[0, 1], [-1, 0]],
-            "three": [[0, 0], [0, 0]],
-        }.items()
-    ]
-    lines = masks.shares(rows).split("\n")[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells == [
-        ["one", "5", "1", "83.3"],
-        ["two", "0", "2", "0.0"],
-        ["three", "0", "0", ""],
-        ["pixels", "2", "2", "50.0"],
-    ]
-
-
 @pytest.mark.slow
 def test_masks_of_a_row(fedavg: Path, tmp_path: Path) -> None:
     row = Row("FedAvg", ())
