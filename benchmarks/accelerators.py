@@ -36,10 +36,9 @@ from jax.sharding import (
 
 from benchmarks import frame, hlo
 from benchmarks.frame import flag
+from experiments import assemble, build
 from experiments import config as configs
 from experiments.config import Config
-from experiments.experiment import assemble
-from experiments.parts import participation
 from fedjax_inv import communication, platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
@@ -152,7 +151,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         ready = assembled.plan(cell)  # for each target, as it depends on the platform
         data, inputs = assembled.data, ready.inputs
         cohort = ready.part(0)
-        slots = participation.slots(config, num_clients)
+        slots = build.slots(config, num_clients)
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
         data, inputs = layout.place(data, inputs, shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
@@ -172,7 +171,7 @@ def of_presets(name: str, precision: str = "auto") -> Work:
         return Traced(compiled.rounds, arguments, _steps(config, ready.inputs, cohort), upload)
 
     num_clients = assembled.plan(cell).inputs.train.size.shape[1]
-    return Work(trace, participation.slots(config, num_clients))
+    return Work(trace, build.slots(config, num_clients))
 
 
 def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:

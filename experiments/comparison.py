@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .parts.objective import ACCURACY, Measure
+from .metrics import ACCURACY, Measure
 
 # Characters that no text has stand around a bold or italic text until `tables` writes it.
 BOLD, ITALIC = "\ue000{}\ue001", "\ue002{}\ue003"

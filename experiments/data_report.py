@@ -6,11 +6,10 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from . import data_figures, figures, tables
+from . import assemble, data_figures, figures, scaling, tables
 from .config import Config
 from .data_figures import Holders
 from .errors import check_picture
-from .experiment import assemble, scaling
 from .running import launch
 
 _FEATURES = 30  # the most features in their table

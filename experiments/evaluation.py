@@ -17,7 +17,7 @@ from . import data as data_flags
 from . import export, figures, finished, metrics, predictions, tables
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
-from .parts.objective import ACCURACY, Measure
+from .metrics import ACCURACY, Measure
 from .predictions import Predicted
 from .running import files
 

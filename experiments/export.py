@@ -10,16 +10,14 @@ from fedjax_inv import averaging, wrapping
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import config, factories, finished
-from .experiment import grid
+from . import build, config, factories, finished, grid
 from .finished import OneRun, Runs
-from .parts import network as networks
 from .running import files
 
 
 def _arguments(runs: Runs) -> dict[str, Any]:
     """The arguments of the network's factory, which may call its first one as it likes."""
-    given = networks.arguments(runs.config, runs.data.dataset)
+    given = build.network_arguments(runs.config, runs.data.dataset)
     first = next(iter(factories.signature(factories.network(runs.config.model)).parameters))
     return {first if name == "num_classes" else name: value for name, value in given.items()}
 

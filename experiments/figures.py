@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
 from . import selection, tables
-from .parts.objective import Measure
+from .metrics import Measure
 from .running import files, log
 from .running.records import Line, Result
 from .selection import Chosen

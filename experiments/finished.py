@@ -17,13 +17,11 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import config, factories, selection
+from . import assemble, build, config, factories, selection
+from .assemble import Assembled
 from .config import Config
 from .errors import flag_error, shown
-from .experiment import assemble
-from .experiment.assemble import Assembled
-from .experiment.grid import Cell
-from .parts import network as networks
+from .grid import Cell
 from .running import checkpoints, divergence, log, provenance, selected
 from .running import folder as folders
 from .running.records import Line, Result, Start
@@ -79,7 +77,7 @@ class Runs:
         """
         model = self.data.model
         if rendered:
-            model = networks.make(self.config, self.data.dataset._replace(render=None))
+            model = build.network(self.config, self.data.dataset._replace(render=None))
         run = self.config, self.cell, model, self.data.task, self.cell.runs[index].hyper
         plain, precision = assemble.algorithm(*run), self.plan.experiment.precision
 

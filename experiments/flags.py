@@ -577,7 +577,6 @@ flags.DEFINE_enum(
     "What happens to updates that do not arrive in their round: they are dropped; or, stale, they "
     "arrive when their client is next drawn and does not fail, within ten rounds.",
 )
-flags.DEFINE_integer("longest_delay", 10, "Rounds after which a stale client begins anew.")
 
 
 @flags.multi_flags_validator(["late", "slow"], "--late=stale sets all delays")
@@ -645,8 +644,6 @@ def _stop_fits(values: Mapping[str, Any]) -> bool:
     return not (below and above) and (values["watch_examples"] > 0 or not (below or above))
 
 
-flags.DEFINE_float("stop_within", 0.0, "How far beyond its threshold a stop may lie; 0: any.")
-flags.DEFINE_bool("stop_centred", False, "Whether stops score centred outputs.")
 flags.DEFINE_string(
     "warm_start",
     "clients",

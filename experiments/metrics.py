@@ -6,12 +6,48 @@ A metric that is not defined on some examples, such as the AUROC of a single cla
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from scipy import special
 
 from .errors import flag_error
 
 _BINS = 15  # of the calibration error
+
+
+class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How to read a score; the default is accuracy."""
+
+    name: str = "accuracy"
+    higher_is_better: bool = True
+    is_share: bool = True  # whether it is a part of 1, shown in percent
+
+    @property
+    def percent(self) -> str:
+        """The end of a heading after its name."""
+        return ", %" if self.is_share else ""
+
+    def heading(self, rest: str = "") -> str:
+        """The heading of its values, with what is better. rest: what follows its name."""
+        better = "" if self.higher_is_better else ", lower is better"
+        return f"{self.name}{rest}{self.percent}{better}"
+
+    @property
+    def unit(self) -> str:
+        """The end of a heading that does not name it."""
+        return self.percent or f", {self.name}"
+
+    @property
+    def factor(self) -> int:
+        """The number by which values are multiplied to be shown."""
+        return 100 if self.is_share else 1
+
+    def rank(self, value: float) -> float:
+        """A number that is higher, the better the value is."""
+        return value if self.higher_is_better else -value
+
+
+ACCURACY = Measure()
 
 
 class Predictions(NamedTuple):

@@ -16,9 +16,9 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Tree
 
 from . import finished, metrics
+from .build import Task
 from .finished import OneRun, Runs
-from .metrics import Predictions
-from .parts.objective import ACCURACY, Measure, Task
+from .metrics import ACCURACY, Measure, Predictions
 from .running import summary
 
 _BATCH = 256

@@ -11,8 +11,8 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 
 from . import data_figures, figures, finished, predictions, selection, tables
+from .assemble import Assembled
 from .config import Config
-from .experiment.assemble import Assembled
 from .running import files, log, provenance
 from .running import folder as folders
 from .running.launch import FinishedCell

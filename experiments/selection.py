@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .errors import shown
-from .parts.objective import ACCURACY, Measure
+from .metrics import ACCURACY, Measure
 from .running import divergence
 
 Line = Any  # an evaluation of a run: a `running.records.Line`

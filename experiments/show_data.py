@@ -26,8 +26,7 @@ flags.adopt_module_key_flags(shared)
 def main(argv: list[str]) -> str:
     """Draws the picture, and returns the table and the path of the picture."""
     del argv
-    from . import data_report
-    from .parts import machine
+    from . import data_report, machine
 
     chosen = config.chosen()
     machine.prepare(chosen)

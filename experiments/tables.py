@@ -12,7 +12,7 @@ import tabulate
 
 from . import comparison, selection
 from .comparison import Column
-from .parts.objective import ACCURACY, Measure
+from .metrics import ACCURACY, Measure
 from .running import divergence, files
 from .running.records import Line, Result
 from .selection import Chosen, choose, held_out_of

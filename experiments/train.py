@@ -42,7 +42,7 @@ def train(chosen: Config) -> str:
 def main(argv: list[str]) -> str:
     """Runs the experiment of the command line."""
     del argv
-    from .parts import machine
+    from . import machine
 
     chosen = config.chosen()
     machine.prepare(chosen)

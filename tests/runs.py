@@ -14,9 +14,8 @@ from absl.testing import flagsaver
 
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
-from fedjax_inv_experiments import config, figures, train
+from fedjax_inv_experiments import assemble, config, figures, train
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, provenance, records

@@ -16,7 +16,7 @@ import pytest
 import xla_flags
 from fedjax_inv import platforms
 from fedjax_inv.models import lowerings
-from fedjax_inv_experiments.parts import machine, optimizers
+from fedjax_inv_experiments import build, machine
 from fedjax_inv_experiments.running import progress
 
 
@@ -101,9 +101,9 @@ KNOWN = ["adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi"]
 
 
 def test_optaxs_optimizers() -> None:
-    """Optax may move its optimizers: `optimizers.NAMES` lists them."""
-    assert set(KNOWN) < set(optimizers.NAMES)
-    for name in optimizers.NAMES:
+    """Optax may move its optimizers: `build.OPTIMIZERS` lists them."""
+    assert set(KNOWN) < set(build.OPTIMIZERS)
+    for name in build.OPTIMIZERS:
         optimizer = getattr(optax, name)(0.1)
         state = optimizer.init(jnp.ones(2))
         updates, _ = optimizer.update(jnp.ones(2), state, jnp.ones(2))

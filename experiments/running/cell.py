@@ -17,11 +17,10 @@ from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
-from .. import selection, start
+from .. import machine, selection, start
 from ..config import Config
-from ..experiment.grid import Cell
-from ..parts import machine
-from ..parts.objective import ACCURACY, Measure
+from ..grid import Cell
+from ..metrics import ACCURACY, Measure
 from ..running import checkpoints, divergence, events, files, records, summary
 from ..running.log import Log
 from ..running.progress import Progress

@@ -17,8 +17,8 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from ..experiment.grid import Cell
-from ..parts import machine
+from .. import machine
+from ..grid import Cell
 from ..running import divergence
 from ..running.log import Log
 from ..running.records import Line

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ..parts import machine
+from .. import machine
 
 
 @contextlib.contextmanager

@@ -13,13 +13,11 @@ from typing import Any, NoReturn
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 
-from .. import config, factories
+from .. import config, factories, grid, machine
 from ..config import Config
 from ..errors import shown
-from ..experiment import grid
-from ..experiment.grid import Cell
 from ..flags import NAMES
-from ..parts import machine
+from ..grid import Cell
 from ..running import checkpoints, files, provenance, records
 from ..running.records import Begun, Flag, Result, Start
 

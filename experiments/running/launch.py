@@ -22,14 +22,12 @@ from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Examples, Variables
 
-from .. import factories
+from .. import assemble, factories, grid, machine
+from ..assemble import Assembled
 from ..config import Config
 from ..errors import check_run_dir, shown
-from ..experiment import assemble, grid
-from ..experiment.assemble import Assembled
-from ..experiment.grid import Cell
 from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
-from ..parts import machine
+from ..grid import Cell
 from ..running import cell as cells
 from ..running import (
     checkpoints,

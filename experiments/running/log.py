@@ -15,9 +15,9 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from ..experiment.grid import Cell
-from ..parts import machine
-from ..parts.objective import Measure
+from .. import machine
+from ..grid import Cell
+from ..metrics import Measure
 from ..running import files, records, summary
 from ..running.records import Line
 

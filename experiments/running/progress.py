@@ -13,7 +13,7 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from ..parts import machine
+from .. import machine
 from ..running import divergence
 from ..running.log import Log
 from ..running.records import Line

@@ -11,8 +11,8 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
-from ..experiment import grid
-from ..parts.objective import ACCURACY, Measure
+from .. import grid
+from ..metrics import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]

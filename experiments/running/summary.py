@@ -13,8 +13,8 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 
 from .. import selection
-from ..experiment.grid import Cell
-from ..parts.objective import ACCURACY, Measure
+from ..grid import Cell
+from ..metrics import ACCURACY, Measure
 from ..running.records import Domain, Line, RunResult, Stop
 
 

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import selection
+from .. import build, selection
 from ..config import Config, defaults
 from ..flags import PARTICIPATION
-from ..parts import method, participation
 from ..running import divergence
 from ..shift_map import verdicts
 from ..shift_map.columns import LISTED as SHIFTS
@@ -95,14 +94,14 @@ def _steps(config: Config) -> float:
     those of the cohort, --frequency and --dropout.
     """
     steps = config.local_steps or np.nan
-    if method.is_pooled(config):
+    if build.is_pooled(config):
         return steps
     clients, others = config.clients, {*PARTICIPATION} - {*_COUNTED}
     is_other = any(getattr(config, name) != getattr(defaults(), name) for name in others)
     if not clients or config.algorithm == ("exit_strategy",) or is_other:
         return np.nan
     rare = round(config.sparse * clients) / clients * (1 - config.frequency)
-    return participation.slots(config, clients) * (1 - rare) * (1 - config.dropout) * steps
+    return build.slots(config, clients) * (1 - rare) * (1 - config.dropout) * steps
 
 
 def cells_of(results: Sequence[RowResult]) -> list[Cell]:

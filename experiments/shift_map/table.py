@@ -10,9 +10,8 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import config, report, tables
+from .. import build, config, report, tables
 from ..errors import check_known, flag_error
-from ..parts import participation
 from ..running import files
 from ..shift_map import figures, methods, verdicts
 from ..shift_map.cells import Cell, cells_of, heading, place_of
@@ -86,7 +85,7 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
     The latter is 0 if the data say how many clients there are.
     """
     base = config.of_arguments([f"--preset={preset}", *overrides])
-    slots = participation.slots(base, base.clients) if base.clients else 0
+    slots = build.slots(base, base.clients) if base.clients else 0
     return base.rounds, base.batch_size * slots
 
 

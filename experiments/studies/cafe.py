@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .. import selection, tables
+from .. import build, selection, tables
 from ..config import Config
-from ..parts import participation
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -125,7 +124,7 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
     are groups, too.
     """
     clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
-    rare = participation.is_sparse(config, len(clients), line["seed"])
+    rare = build.is_sparse(config, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.imbalance > 1:
         classes = np.array(line["score_by_class"], float)  # in order of their examples
@@ -146,7 +145,7 @@ def where(config: Config) -> str:
     dealt = f"Dir {config.alpha:g}" if config.partition == "dirichlet" else config.partition
     return (
         f"{dealt}, CF {config.frequency:g}, IF {config.imbalance:g}, "
-        f"{participation.slots(config, config.clients)} of {config.clients} clients, "
+        f"{build.slots(config, config.clients)} of {config.clients} clients, "
         f"{config.local_epochs} epochs"
     )
 
@@ -190,7 +189,7 @@ def numbers(result: RowResult, data: str) -> Cells:
     gives no imbalance.
     """
     config = result.config
-    slots, frequency = participation.slots(config, config.clients), config.frequency
+    slots, frequency = build.slots(config, config.clients), config.frequency
     federation = (config.clients, slots, config.local_epochs, config.imbalance)
     if not result.is_complete or federation != (100, 10, 5, 1):
         return {}

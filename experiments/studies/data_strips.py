@@ -10,10 +10,9 @@ import numpy as np
 
 from fedjax_inv.data import federation
 
-from .. import figures
+from .. import assemble, figures
 from ..config import Config
 from ..data_figures import rendered, to_rgb
-from ..experiment import assemble
 from ..studies import drawings
 
 if TYPE_CHECKING:

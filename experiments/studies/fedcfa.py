@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import selection, tables
+from .. import build, grid, selection, tables
 from ..config import Config
-from ..experiment import grid
-from ..parts import participation
 from ..running.records import Record
 from ..studies import drawings, factors, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -415,7 +413,7 @@ def numbers(result: RowResult, data: str) -> Cells:
 def _is_of_paper(result: RowResult) -> bool:
     """Whether a fifth of the clients takes part in a round, and each update arrives."""
     num_clients = result.config.clients
-    slots = participation.slots(result.config, num_clients)
+    slots = build.slots(result.config, num_clients)
     return 5 * slots == num_clients and study.is_of_paper(
         result, {"partition", "alpha", "clients", "cohort", "sampling_rate"}
     )

@@ -121,8 +121,6 @@ def _columns(result: RowResult) -> Cells:
         stops = [run["stops"][0] for run in runs]
         train = [stop["train_score"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
-        within = result.config.stop_within
-        when += f" by at most {within:g}" if within else ""
     else:
         train = [lines[-1]["train_by_round"][-1] for lines in logs]
         when = "at the end"

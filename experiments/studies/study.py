@@ -18,13 +18,11 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from .. import comparison, config, report, selection, tables
+from .. import comparison, config, grid, machine, report, selection, tables
 from ..comparison import Column, Scores
 from ..config import Config
 from ..errors import check_known
-from ..experiment import grid
 from ..flags import PARTICIPATION, PARTITION
-from ..parts import machine
 from ..running import divergence, files, launch, log, records
 from ..running.records import Line, Result, RunResult, Sweep
 from ..studies import drawings

@@ -10,9 +10,8 @@ import pytest
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import Plan
-from fedjax_inv_experiments import config, report
+from fedjax_inv_experiments import assemble, config, report
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import launch, progress
 from runs import metrics, no_figures

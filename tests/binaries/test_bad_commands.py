@@ -10,11 +10,19 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from fedjax_inv_experiments import config, evaluate, paper, show_data, start, train
+from fedjax_inv_experiments import (
+    assemble,
+    build,
+    config,
+    evaluate,
+    grid,
+    paper,
+    show_data,
+    start,
+    train,
+)
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.flags import PRESETS
-from fedjax_inv_experiments.parts import method
 from fedjax_inv_experiments.running import cell as cells
 from runs import parsed
 
@@ -210,7 +218,7 @@ def test_settings_take_the_types_of_the_factory(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
     chosen = config.of(algorithm=("elsewhere:mine",), set=(entry,))
-    parsed = method.settings(chosen)["elsewhere:mine"][entry.partition("=")[0]]
+    parsed = build.settings(chosen)["elsewhere:mine"][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 

@@ -17,11 +17,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort
-from fedjax_inv_experiments import config
+from fedjax_inv_experiments import assemble, build, config
 from fedjax_inv_experiments import data as data_flags
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.parts import network as networks
-from fedjax_inv_experiments.parts import participation, training
 from test_weights import WIDTHS, torchvision
 
 
@@ -32,8 +29,8 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
     chosen = config.of(weight_decay=0.1, clip=5.0)
-    values = training.values(chosen) | {"learning_rate": 0.5}
-    chain = LocalTraining(**training.steps(chosen)).chain(values)
+    values = build.local_values(chosen) | {"learning_rate": 0.5}
+    chain = LocalTraining(**build.local_steps(chosen)).chain(values)
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
     chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
 
@@ -44,8 +41,8 @@ def test_clipping_comes_before_the_decay() -> None:
 def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     def momentum(**others: Any) -> Any:
         chosen = config.of(**settings, **others)
-        values = training.values(chosen) | {"learning_rate": 0.1}
-        return LocalTraining(**training.steps(chosen)).work(values).momentum
+        values = build.local_values(chosen) | {"learning_rate": 0.1}
+        return LocalTraining(**build.local_steps(chosen)).work(values).momentum
 
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0
@@ -98,16 +95,16 @@ def test_clients_that_upload_rarely() -> None:
     assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
     # Who they are does not depend on how rarely they do.
     always = config.of(**flags | dict(frequency=1.0))
-    np.testing.assert_array_equal(participation.is_sparse(always, 6, seed=0), share < 1)
-    of_seeds = {tuple(participation.is_sparse(always, 6, seed)) for seed in range(8)}
+    np.testing.assert_array_equal(build.is_sparse(always, 6, seed=0), share < 1)
+    of_seeds = {tuple(build.is_sparse(always, 6, seed)) for seed in range(8)}
     assert len(of_seeds) > 1
     assert not dropped.delay.any()
-    stale = cohort(200, late="stale", longest_delay=4, **flags)
+    stale = cohort(200, late="stale", **flags)
     chex.assert_trees_all_equal(stale.present, dropped.present)
-    assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 4
+    assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 10
     assert not stale.delay[:, share == 1].any()
-    assembled = assemble.assemble(config.of(late="stale", longest_delay=4, **flags))
-    assert assembled.plan(assembled.cells[0]).experiment.history == 5
+    assembled = assemble.assemble(config.of(late="stale", **flags))
+    assert assembled.plan(assembled.cells[0]).experiment.history == 11
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
 
@@ -123,9 +120,9 @@ def test_updates_that_drop_out() -> None:
     assert 0.25 < both.present[:, 0].mean() < 0.45
     assert (both.present <= drawn.present).all()
     chex.assert_trees_all_equal(both.present[:, 2:], drawn.present[:, 2:])
-    late = cohort(300, dropout=0.3, late="stale", longest_delay=2, **flags)
+    late = cohort(300, dropout=0.3, late="stale", **flags)
     chex.assert_trees_all_equal(late.present, drawn.present)
-    assert set(late.delay[late.present]) == {0, 1, 2}
+    assert set(late.delay[late.present]) >= {0, 1, 2}
 
 
 def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
@@ -195,7 +192,7 @@ def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_
     y = np.arange(12) % 2
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
     dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")))
-    assert networks._image_size(dataset) == stem
+    assert build._image_size(dataset) == stem
 
 
 @pytest.mark.parametrize("environment", ["colored", "rotated"])
@@ -230,7 +227,7 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     path = tmp_path / "weights.safetensors"
     save_file(arrays, path)
     variables = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    model = networks.make(config.changed(chosen, weights=str(path)), dataset)
+    model = build.network(config.changed(chosen, weights=str(path)), dataset)
     loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
@@ -250,7 +247,7 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
     dataset = data_flags.load(chosen)
     model, plain = (
-        networks.make(config.changed(chosen, augment=on), dataset) for on in (True, False)
+        build.network(config.changed(chosen, augment=on), dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)

@@ -13,7 +13,7 @@ from scipy import stats
 
 from fedjax_inv_experiments import comparison, config, report, selection, tables
 from fedjax_inv_experiments.comparison import Column
-from fedjax_inv_experiments.parts.objective import Measure
+from fedjax_inv_experiments.metrics import Measure
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.selection import RULES
 from fedjax_inv_experiments.studies import fl_games, study

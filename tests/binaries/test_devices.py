@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.platforms import cores as machine_of_cores
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments import assemble, config
 from runs import Ran, go_on, halved, metrics, ran
 
 ROOT = Path(__file__).parents[2]

@@ -19,12 +19,10 @@ import pytest
 import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import config, figures, selection, tables, train
+from fedjax_inv_experiments import assemble, build, config, figures, grid, selection, tables, train
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble, grid
-from fedjax_inv_experiments.experiment.grid import Cell
 from fedjax_inv_experiments.flags import NAMES
-from fedjax_inv_experiments.parts import watching
+from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log, records
@@ -527,8 +525,8 @@ def test_a_stop_tells_what_there_was_in_its_round(
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert watching.warm_start(config.of(warm_start=flag, batch_size=64), sizes) == expected
-    assert watching.warm_start(config.of(warm_start="batches", batch_size=0), sizes) == 1
+        assert build.warm_start(config.of(warm_start=flag, batch_size=64), sizes) == expected
+    assert build.warm_start(config.of(warm_start="batches", batch_size=0), sizes) == 1
 
 
 @pytest.mark.slow

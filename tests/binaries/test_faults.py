@@ -22,10 +22,8 @@ import pytest
 import slow
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config, evaluation, report, start
+from fedjax_inv_experiments import config, evaluation, grid, machine, report, start
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import grid
-from fedjax_inv_experiments.parts import machine
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import checkpoints, files, launch, selected
 from fedjax_inv_experiments.running import folder as folders

@@ -17,7 +17,7 @@ from matplotlib.transforms import Bbox
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv_experiments import data_figures, evaluation, figures
 from fedjax_inv_experiments.data_figures import Holders
-from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
+from fedjax_inv_experiments.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import (
     Cell,
     Domain,

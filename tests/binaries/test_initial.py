@@ -15,11 +15,9 @@ import pytest
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
-from fedjax_inv_experiments import config, report
+from fedjax_inv_experiments import assemble, build, config, report
+from fedjax_inv_experiments.assemble import Assembled
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.experiment.assemble import Assembled
-from fedjax_inv_experiments.parts import watching
 from fedjax_inv_experiments.running import checkpoints, launch
 from runs import Ran, halved, jobs, metrics, no_figures, ran, states
 
@@ -100,9 +98,9 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
     chosen = config.changed(SIMPSON, **BEFORE)
-    assert watching.warm_start(chosen, sizes) == 0
+    assert build.warm_start(chosen, sizes) == 0
     game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
-    assert watching.warm_start(game, sizes) == 3
+    assert build.warm_start(game, sizes) == 3
 
 
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:

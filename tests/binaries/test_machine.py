@@ -8,10 +8,8 @@ import pytest
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.task import facts_of
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.parts import machine, objective
+from fedjax_inv_experiments import assemble, build, config, machine
+from fedjax_inv_experiments.grid import Cell
 
 
 def precision_of(algorithm: str, **flags: str) -> str:
@@ -19,7 +17,7 @@ def precision_of(algorithm: str, **flags: str) -> str:
     rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
     cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
     chosen = config.of(**flags)
-    task = objective.task(chosen, "classes")
+    task = build.task(chosen, "classes")
     needed = facts_of(assemble.factory(chosen, cell, task)).precision
     return machine.devices(chosen).precision or needed
 

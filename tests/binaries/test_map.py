@@ -16,10 +16,9 @@ from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
-from fedjax_inv_experiments import config
+from fedjax_inv_experiments import assemble, config, grid
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.experiment import assemble, grid
 from fedjax_inv_experiments.running import cell as trained
 from fedjax_inv_experiments.running import launch
 from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts

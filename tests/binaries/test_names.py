@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config, data_report
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments import assemble, config, data_report
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 

@@ -10,10 +10,8 @@ import optax
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config
+from fedjax_inv_experiments import assemble, build, config
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.parts import optimizers
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
 GRADS = jax.tree.map(lambda leaf: 0.3 * leaf + 0.1, PARAMS)
@@ -27,12 +25,12 @@ def updates(optimizer: optax.GradientTransformation, steps: int = 2) -> list[Any
     return result
 
 
-@pytest.mark.parametrize("name", optimizers.NAMES)
+@pytest.mark.parametrize("name", build.OPTIMIZERS)
 def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     """And its state keeps its shapes, as loops need it to."""
 
     def step(rate: jax.Array) -> Any:
-        optimizer = optimizers.make(config.of(optimizer=name), "optimizer", rate)
+        optimizer = build.optimizer(config.of(optimizer=name), "optimizer", rate)
         state = optimizer.init(PARAMS)
         return state, optimizer.update(GRADS, state, PARAMS)
 
@@ -78,7 +76,7 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
 def test_an_optimizer_is_what_its_flags_say(
     group: Config, field: str, expected: optax.GradientTransformation
 ) -> None:
-    optimizer = optimizers.make(group, field, 0.2)
+    optimizer = build.optimizer(group, field, 0.2)
     chex.assert_trees_all_equal(optimizer.init(PARAMS), expected.init(PARAMS))
     chex.assert_trees_all_equal(updates(optimizer), updates(expected))
 

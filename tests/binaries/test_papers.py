@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import slow
-from fedjax_inv_experiments import studies
-from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments import grid, studies
 from fedjax_inv_experiments.paper import PAPERS
 from fedjax_inv_experiments.studies import study
 from runs import options

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import config, figures
-from fedjax_inv_experiments.experiment import grid
-from fedjax_inv_experiments.parts import participation
+from fedjax_inv_experiments import build, config, figures, grid
 from fedjax_inv_experiments.studies import cafe, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 
@@ -107,7 +105,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
         plain = config.of_arguments(row.flags)
-        rare = participation.is_sparse(plain, 4, seed)
+        rare = build.is_sparse(plain, 4, seed)
         assert rare.sum() == 2
         groups = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):

@@ -8,8 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import config, figures, finished
-from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments import config, figures, finished, grid
 from fedjax_inv_experiments.studies import factors, fedcfa, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.parts import method
+from fedjax_inv_experiments import build, config
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.studies import fedipg, study
 from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
@@ -98,7 +97,7 @@ def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
 def test_every_method_chooses_among_four_settings(data: str) -> None:
     for row in fedipg.domains(data):
         chosen = config.of_arguments(row.flags)
-        (own,) = method.settings(chosen).values()
+        (own,) = build.settings(chosen).values()
         assert len(chosen.learning_rate) * math.prod(map(len, own.values())) == 4
         assert own.get("num_rounds", (chosen.rounds,)) == (chosen.rounds,)
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import figures
+from fedjax_inv_experiments import assemble, figures
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
 from fedjax_inv_experiments.flags import NAMES
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
 from fedjax_inv_experiments.studies.study import CellResult, RowResult

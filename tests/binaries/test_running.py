@@ -16,11 +16,10 @@ from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome, Training
 from fedjax_inv.rounds import State
-from fedjax_inv_experiments import config, tables
+from fedjax_inv_experiments import config, grid, tables
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import grid
-from fedjax_inv_experiments.experiment.grid import Cell
-from fedjax_inv_experiments.parts.objective import ACCURACY, Measure
+from fedjax_inv_experiments.grid import Cell
+from fedjax_inv_experiments.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import files, log, provenance, records, summary
 from fedjax_inv_experiments.running import folder as folders

@@ -11,10 +11,9 @@ from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import config, data_figures, data_report, figures
+from fedjax_inv_experiments import assemble, config, data_figures, data_report, figures
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.data_figures import Holders
-from fedjax_inv_experiments.experiment import assemble
 
 Chosen = tuple[Config, str, int]
 

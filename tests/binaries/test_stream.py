@@ -9,8 +9,7 @@ import pytest
 
 from fedjax_inv import devices
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments import assemble, config
 from runs import Ran, go_on, halved, metrics, ran, states
 
 FLAGS: dict[str, Any] = dict(

@@ -17,10 +17,8 @@ from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import config, evaluation, figures, metrics, predictions, train
-from fedjax_inv_experiments.metrics import Predictions
-from fedjax_inv_experiments.parts import objective
-from fedjax_inv_experiments.parts.objective import Measure
+from fedjax_inv_experiments import build, config, evaluation, figures, metrics, predictions, train
+from fedjax_inv_experiments.metrics import Measure, Predictions
 from runs import no_figures
 
 RNG = np.random.default_rng(0)
@@ -154,7 +152,7 @@ def test_classes_with_more_outputs_than_classes(
     parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
     outputs = np.eye(3, 4, 1, np.float32)
     of = predictions.Predicted(0, 1, *predictions.joined(parts), outputs)
-    task = objective.task(config.of(), "classes")
+    task = build.task(config.of(), "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
     found = evaluation.scored(runs, [of])
@@ -193,14 +191,14 @@ def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "own_objective.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     named = config.of(loss="own_objective:loss", score="own_objective:near")
-    objective.check(named)
-    task = objective.task(named, "values")
+    build.check_names(named)
+    task = build.task(named, "values")
     outputs, y, mask = jnp.array([[1.0], [3.0]]), jnp.array([1.0, 1.0]), jnp.ones(2, bool)
     assert task.loss(outputs, y, mask) == 8
     assert task.measure == Measure("near", higher_is_better=True, is_share=False)
     assert not task.is_default
     record = config.of(score="own_objective:worst")
-    assert objective.task(record, "values").measure.rank(2) == -2
+    assert build.task(record, "values").measure.rank(2) == -2
     values = {"loss": "own_objective:loss", "score": "own_objective:near"}
     assert set(config.of(**values).outside) == set(values.values())
 

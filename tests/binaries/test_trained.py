@@ -21,8 +21,7 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import config, evaluation, export, finished, predictions, train
-from fedjax_inv_experiments.parts import objective
+from fedjax_inv_experiments import build, config, evaluation, export, finished, predictions, train
 from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
@@ -274,7 +273,7 @@ def test_an_evaluation_on_other_data(
 def test_scores_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    scores = predictions.scorer(objective.task(config.of(), "classes"))(outputs, y)
+    scores = predictions.scorer(build.task(config.of(), "classes"))(outputs, y)
     assert scores["score"].tolist() == [1, 0, 0]
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     np.testing.assert_allclose(scores["loss"], losses, rtol=1e-6)

@@ -18,8 +18,16 @@ from PIL import Image
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv_experiments import config, evaluate, factories, show_data, start, tables, train
-from fedjax_inv_experiments.experiment import grid
+from fedjax_inv_experiments import (
+    config,
+    evaluate,
+    factories,
+    grid,
+    show_data,
+    start,
+    tables,
+    train,
+)
 from runs import Ran, no_figures, ran, run
 
 OWN = """

@@ -17,7 +17,7 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.program import grid
 from fedjax_inv_experiments import config, train
-from fedjax_inv_experiments.experiment.grid import Cell
+from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.running import events, launch, log
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Domain, Line

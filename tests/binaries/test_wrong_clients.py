@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import config, predictions
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.experiment.assemble import Assembled
+from fedjax_inv_experiments import assemble, config, predictions
+from fedjax_inv_experiments.assemble import Assembled
 from fedjax_inv_experiments.finished import Runs
 from fedjax_inv_experiments.running import provenance
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments import assemble, config
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:

@@ -9,10 +9,9 @@ import pytest
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
-from fedjax_inv_experiments import config
+from fedjax_inv_experiments import assemble, config
 from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.data import Source
-from fedjax_inv_experiments.experiment import assemble
 
 
 def grey(num: int = 120, num_test: int = 20) -> Dataset:

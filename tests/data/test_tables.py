@@ -24,6 +24,8 @@ from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv.program import group_names
 from fedjax_inv_experiments import (
+    assemble,
+    build,
     config,
     data_report,
     evaluation,
@@ -33,8 +35,6 @@ from fedjax_inv_experiments import (
 )
 from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.experiment import assemble
-from fedjax_inv_experiments.parts import network
 from fedjax_inv_experiments.running import launch
 from runs import no_figures
 
@@ -475,8 +475,8 @@ def test_users_without_training_examples_are_clients_without_examples() -> None:
 
 def test_the_default_network_follows_the_features(regression: Path) -> None:
     chosen = flags(regression, widths=())
-    assert network.arguments(chosen, sources.load(str(regression)))["widths"] == (32, 32)
-    assert "widths" not in network.arguments(chosen, sources.load("digits"))
+    assert build.network_arguments(chosen, sources.load(str(regression)))["widths"] == (32, 32)
+    assert "widths" not in build.network_arguments(chosen, sources.load("digits"))
     assert [models.widths_for(number) for number in (9, 97, 98)] == [(n, n) for n in (36, 388, 390)]
 
 

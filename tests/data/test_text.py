@@ -19,8 +19,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources, text
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
-from fedjax_inv_experiments import config
-from fedjax_inv_experiments.experiment import assemble
+from fedjax_inv_experiments import assemble, config
 from runs import ran
 
 GOOD, BAD = ("love", "sunny", "great"), ("hate", "rain", "awful")

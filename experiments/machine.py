@@ -16,8 +16,8 @@ from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Devices
 
-from ..config import Config
-from ..errors import flag_error, in_flags
+from .config import Config
+from .errors import flag_error, in_flags
 
 _DETERMINISTIC = "--xla_gpu_deterministic_ops"
 # Whether a device holds only its own clients; None: where all attend.

@@ -28,25 +28,14 @@ from fedjax_inv.types import (
     Work,
 )
 
-from .. import data as data_flags
-from ..config import Config
-from ..errors import flag_error, in_flags
-from ..experiment import grid, scaling
-from ..experiment.grid import Cell
-from ..factories import facts, is_outside
-from ..flags import DATA, ENVIRONMENT
-from ..parts import (
-    machine,
-    method,
-    network,
-    objective,
-    optimizers,
-    participation,
-    server,
-    training,
-    watching,
-)
-from ..parts.objective import Task
+from . import build, grid, machine, scaling
+from . import data as data_flags
+from .build import Task
+from .config import Config
+from .errors import flag_error, in_flags
+from .factories import facts
+from .flags import DATA, ENVIRONMENT
+from .grid import Cell
 
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
 Start = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
@@ -85,11 +74,11 @@ class Assembled(NamedTuple):
             lambda seeds: splits,
             rounds=config.rounds,
             grid=grid.of_runs(cell.runs),
-            schedule=participation.Schedule(config),
-            evaluations=watching.evaluations(config, self.task.score),
+            schedule=build.Schedule(config),
+            evaluations=build.evaluations(config, self.task.score),
             devices=machine.devices(config),
             loss=self.task.loss,
-            **training.arguments(config),
+            **build.local_training(config),
         )
 
     def as_seen(self, held_out: str | None, seed: int) -> tuple[Dataset, Split]:
@@ -108,7 +97,7 @@ class Assembled(NamedTuple):
 
     def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
         """The shift and scale of the network's inputs, by seed; None if it has none."""
-        if not network.is_scaled(self.config, self.dataset):
+        if not build.is_scaled(self.config, self.dataset):
             return None
         found = {seed: self._scaler(held_out, seed) for seed in self.splits[held_out]}
         standardise = self.config.standardise
@@ -164,14 +153,14 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
         arguments.pop("loss", None)  # of evaluations; the algorithm's own is that of the task
         server_rate = arguments.pop("server_learning_rate", None)
         if server_rate is not None:
-            arguments["server_optimizer"] = server.optimizer(config, server_rate)
+            arguments["server_optimizer"] = build.optimizer(config, "server_optimizer", server_rate)
 
-        def build(model: Model) -> Algorithm:
-            return method.algorithm(cell.algorithm, model, work, task, arguments)
+        def of(model: Model) -> Algorithm:
+            return build.algorithm(cell.algorithm, model, work, task, arguments)
 
         trained = config.train_only
-        plain = freezing.train_only(build, model, trained) if trained else build(model)
-        return participation.with_rule(config, cell.algorithm, plain)
+        plain = freezing.train_only(of, model, trained) if trained else of(model)
+        return build.with_rule(config, cell.algorithm, plain)
 
     made.FACTS = facts(cell.algorithm)  # type: ignore[attr-defined]
     return made
@@ -185,8 +174,8 @@ def algorithm(
     Raises UsageError for a value out of range.
     """
     own = {k: v for k, v in hyper.items() if k not in LOCAL}
-    values = training.values(config) | {k: v for k, v in hyper.items() if k in LOCAL}
-    work = LocalTraining(**training.steps(config)).work(values)
+    values = build.local_values(config) | {k: v for k, v in hyper.items() if k in LOCAL}
+    work = LocalTraining(**build.local_steps(config)).work(values)
     return factory(config, cell, task)(model, work, **own)
 
 
@@ -200,7 +189,7 @@ def assemble(
 
     Raises UsageError if the flags do not fit the data.
     """
-    _check_names(config)
+    build.check_names(config)
     loaded = data_flags.load(config)
     draw_of = {seed: data_flags.draw_seed(config, seed) for seed in seeds or config.seeds}
     _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
@@ -212,14 +201,9 @@ def assemble(
     if first.task == "classes" and len(np.unique(first.y)) < 2:
         text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
         raise flag_error("dataset", config.dataset, text)
-    task = objective.task(config, first.task)
-    method.check_task(config, task)
-    model = network.make(config, first)
-    shapes = network.shapes(config, model, first)
-    # A loss or an algorithm of one's own may need other outputs.
-    are_own = is_outside(config.loss) or all(map(is_outside, config.algorithm))
-    if is_outside(config.model) and not are_own:
-        network.check_outputs(config, model, shapes, first)
+    task = build.task(config, first.task)
+    model = build.network(config, first)
+    shapes = build.network_shapes(config, model, first)
     variables = start(shapes, [*draw_of]) if start and config.init_from else None
     cells = grid.cells(config, data_flags.held_out(config, first.domains))
     for cell in cells:  # finds an impossible hyperparameter before any compute
@@ -257,14 +241,6 @@ def assemble(
     if any([_check_stream(assembled, cell) for cell in cells]):
         return assembled._replace(data=_on_host(data))
     return assembled._replace(data=padded(data))
-
-
-def _check_names(config: Config) -> None:
-    """Raises UsageError for a name that is unknown, or that does not fit the other flags."""
-    for part in (network, objective, method):
-        part.check(config)
-    optimizers.arguments(config, "optimizer")
-    optimizers.arguments(config, "server_optimizer")
 
 
 _SMALL_DRAW = 2**23  # bytes
@@ -326,7 +302,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
     number = 1 if facts(cell.algorithm).pooled else len(split.domain)
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(model.init, key, network.sample(assembled.data.x))
+    variables = jax.eval_shape(model.init, key, build.sample(assembled.data.x))
 
     def init(variables: Variables, size: Array, key: Array) -> rounds.State:
         clients = Federation(assembled.data, jnp.zeros(1, jnp.int32), size, size)
@@ -337,7 +313,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
         with warnings.catch_warnings(action="ignore"):
             jax.eval_shape(init, variables, sizes, key)
     except UsageError as error:
-        names = method.setting_flags(cell.algorithm)
+        names = build.setting_flags(cell.algorithm)
         names["model"] = _flag_of_model(config, variables)
         raise in_flags(error, f"--algorithm={cell.algorithm}", names) from None
     except OverflowError as error:  # an index is too large
@@ -423,7 +399,7 @@ def _split(
     config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
 ) -> Split:
     """The split of a seed, with one domain held out. data, first_row: as in `data.split`."""
-    participation.check_clients(config, data_flags.num_clients(config, dataset, domain))
+    build.check_clients(config, data_flags.num_clients(config, dataset, domain))
     # Environments and splits begin with one permutation each. With the same seed it is the same, so
     # that the test that is drawn, or the clients, would be the environments.
     by_domain = config.partition in ("domain", "mixed", "user")
@@ -442,8 +418,7 @@ def _check_watching(assembled: Assembled) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
     config, cells = assembled.config, assembled.cells
     of_first = [*assembled.splits[cells[0].held_out].values()]
-    watching.check_rule(config, len(program.group_names(of_first)))
-    watching.check_task(config, assembled.task)
+    build.check_evaluations(config, assembled.task, len(program.group_names(of_first)))
     if config.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
-        watching.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)
+        build.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)

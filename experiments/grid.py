@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from fedjax_inv import program
 from fedjax_inv.program import Run
 
-from .. import factories
-from ..config import Config
-from ..factories import takes
-from ..parts import method
+from . import build, factories
+from .config import Config
+from .factories import takes
 
 
 class Cell(NamedTuple):
@@ -82,7 +81,7 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
     A cell has a run for each seed and each combination of real numbers.
     """
     result = []
-    for (algorithm, chosen), domain in itertools.product(method.settings(config).items(), held_out):
+    for (algorithm, chosen), domain in itertools.product(build.settings(config).items(), held_out):
         numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
         if takes(factories.algorithm(algorithm), "server_optimizer"):
             numbers["server_learning_rate"] = config.server_learning_rate

@@ -1,1 +1,0 @@
-"""From flags to an assembled experiment: configuration, grid, data."""
