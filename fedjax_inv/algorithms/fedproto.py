@@ -10,7 +10,8 @@ Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Cl
 2105.00243), Algorithm 1, with the mean squared distance and the unweighted mean over clients of its
 official release. There each client has a network of its own; here networks are averaged too, unless
 share_weights is false. The paper leaves open, and we chose: the last prototype of a class stays
-while no client sends one; where a number of steps ends within a pass, the means are of its part.
+while no client sends one (the release drops it); where a number of steps ends within a pass, the
+means are of its part.
 """
 
 from functools import partial
