@@ -10,7 +10,7 @@ and of the client's own last network; before its first turn that is the initial 
 Li et al. 2021, "Model-Contrastive Federated Learning" (CVPR; arXiv 2103.16257), Algorithm 1. The
 paper leaves open, and we chose: the two other networks are in evaluation mode, and see examples
 without augmentation. We changed: the classifier reads e(x) and not z, so that all methods serve
-with the same network. The release has no contrast in the first round, where ours has no gradient,
+with the same network. The release has no contrast in the first round, where ours is ln 2 for all,
 and a random last network for a client that first attends in a later one.
 """
 
