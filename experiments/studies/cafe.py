@@ -179,7 +179,7 @@ def _scores(result: RowResult) -> study.ByHeading:
     return study.selected_scores(result, headings) | study.last_scores(result)
 
 
-NUMBERS = study.printed("cafe")
+NUMBERS = study.numbers_of("cafe")
 
 
 def numbers(result: RowResult, data: str) -> Cells:

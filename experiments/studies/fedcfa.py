@@ -113,7 +113,7 @@ def partitions(data: str) -> list[Row]:
 
     On one partition the runs are those of `methods`.
     """
-    compared = study.labelled(methods(data), _COMPARED)
+    compared = study.with_labels(methods(data), _COMPARED)
     rows = []
     for name, flags in (_BY_USER if data in ("femnist", "sent140") else _PARTITIONS).items():
         for row in compared:
@@ -141,7 +141,16 @@ _COLUMNS: dict[str, dict[str, dict[str, float]]] = {
         for positive in _R
     },
 }
-_FDC = {"without-FDC": "0.0", "with-FDC": "0.1"}
+
+
+def _without_and_with_fdc(data: str, study: str, *settings: str, flag: str) -> list[Row]:
+    """Two rows of a study with columns: FedCFA without decorrelation, and with it."""
+    weights = {"without-FDC": "0.0", "with-FDC": "0.1"}
+    rows = []
+    for name, weight in weights.items():
+        flags = (*_fedcfa(data, *settings, f"decorrelation_weight={weight}"), flag)
+        rows.append(Row(f"{study.removeprefix('loss_')}-{name}", flags, study))
+    return rows
 
 
 def ablation(data: str) -> list[Row]:
@@ -151,14 +160,13 @@ def ablation(data: str) -> list[Row]:
     """
     weights = ("positive_weight=0.0,5.0", "negative_weight=0.0,5.0")
     rates = f"--learning_rate={_listed(SETTINGS[data].rates)}"
-    return [
-        Row(
-            f"ablation-{name}",
-            (*_fedcfa(data, *weights, f"decorrelation_weight={weight}"), rates),
-            "ablation",
-        )
-        for name, weight in _FDC.items()
-    ]
+    return _without_and_with_fdc(data, "ablation", *weights, flag=rates)
+
+
+def loss_grid(data: str) -> list[Row]:
+    """Fig. 6: the weights of the counterfactual losses, with and without decorrelation."""
+    weights = (f"positive_weight={_listed(_R)}", f"negative_weight={_listed(_R)}")
+    return _without_and_with_fdc(data, "loss_grid", *weights, flag="--seeds=0")
 
 
 def correlation(data: str) -> list[Row]:
@@ -170,19 +178,6 @@ def correlation(data: str) -> list[Row]:
     return [
         Row(f"correlation-{name}", _fedcfa(data, weights, f"detach={detach}"), "correlation")
         for name, detach in (("head", "true"), ("all", "false"))
-    ]
-
-
-def loss_grid(data: str) -> list[Row]:
-    """Fig. 6: the weights of the counterfactual losses, with and without decorrelation."""
-    weights = (f"positive_weight={_listed(_R)}", f"negative_weight={_listed(_R)}")
-    return [
-        Row(
-            f"grid-{name}",
-            (*_fedcfa(data, *weights, f"decorrelation_weight={weight}"), "--seeds=0"),
-            "loss_grid",
-        )
-        for name, weight in _FDC.items()
     ]
 
 
@@ -204,7 +199,7 @@ def hooks(data: str) -> list[Row]:
 def clients_factors(data: str) -> list[Row]:
     """Fig. III: the factors on which three methods train, behind FedCFA's layer, of one seed."""
     flags = (f"--cut={SETTINGS[data].hook}", "--seeds=0")
-    compared = study.labelled(methods(data), _COMPARED)
+    compared = study.with_labels(methods(data), _COMPARED)
     return [Row(f"factors-{row.label}", (*row.flags, *flags)) for row in compared]
 
 
@@ -282,7 +277,7 @@ def partition_name(config: Config) -> str:
     return f"IID{config.clients}" if config.partition == "iid" else "Non-IID"
 
 
-NUMBERS = study.printed("fedcfa")
+NUMBERS = study.numbers_of("fedcfa")
 # Partition -> the target accuracy in percent, from the paper's Table III on CIFAR-10.
 TARGETS = {each.column: float(each.value) for each in NUMBERS if each.row == "target"}
 # Data set -> our own target accuracy in percent.

@@ -460,7 +460,7 @@ def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
     return drawings.lines(path, data, panels, (4.4, 3.8), percent=True)
 
 
-NUMBERS = study.printed("fedipg")
+NUMBERS = study.numbers_of("fedipg")
 
 
 def numbers(result: RowResult, data: str) -> Cells:

@@ -140,7 +140,7 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
-NUMBERS = study.printed("fl_games")
+NUMBERS = study.numbers_of("fl_games")
 
 
 def numbers(result: RowResult, data: str) -> Cells:

@@ -140,7 +140,7 @@ class Paper(NamedTuple):
     write: Callable[[Path, list[RowResult], Options], str] | None = None
 
 
-def printed(paper: str) -> list[Number]:
+def numbers_of(paper: str) -> list[Number]:
     """The numbers of a paper, from numbers/PAPER.csv."""
     lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
     return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
@@ -164,7 +164,7 @@ def options(paper: Paper, own: Any = None) -> Options:
     return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides, own)
 
 
-def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
+def with_labels(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
     """The rows with these labels, or all if there are no labels.
 
     Raises UsageError for an unknown label.
@@ -174,11 +174,11 @@ def labelled(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
     return [row for row in rows if not labels or row.label in labels]
 
 
-def selected(paper: Paper, data: str, options: Options) -> list[Row]:
+def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
     """The rows of a study on a data set that the flags select."""
     if paper.select:
         return paper.select(data, options)
-    return labelled(paper.studies[options.study].rows(data), options.rows)
+    return with_labels(paper.studies[options.study].rows(data), options.rows)
 
 
 def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) -> list[Config]:
@@ -219,11 +219,11 @@ def run(
                 if not rows[later].start:  # the network of another row
                     ahead.begin(later, partial(prepared, later))
             ahead.take(index, partial(prepared, index)).run(write, ahead)
-            results.append(finished(row, chosen))
+            results.append(result_of(row, chosen))
     return results
 
 
-def finished(row: Row, chosen: Config) -> RowResult:
+def result_of(row: Row, chosen: Config) -> RowResult:
     """The results of a row that has run."""
     place, cells = Path(chosen.run_dir), []
     found = records.read(place / "result.json", Sweep).cells
@@ -250,7 +250,7 @@ def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
-    marks = {column.heading: comparison.best(column) for column in compared(study, results)}
+    marks = {column.heading: comparison.best(column) for column in scores_of(study, results)}
     lines = [line(paper, study, data, result) for result in results]
     for each in lines:
         for heading, found in marks.items():
@@ -263,7 +263,7 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
     return pd.DataFrame(lines, columns=[*headings])
 
 
-def compared(study: Study, results: Sequence[RowResult]) -> list[Column]:
+def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
     """The scores of the rows, by the headings of the table, if the rows of a study are compared.
 
     A row in which a seed of each setting diverged has the scores of the other seeds.
@@ -312,7 +312,7 @@ def run_all(paper: Paper, options: Options) -> str:
     study = paper.studies[options.study]
     todo = {}
     for data in options.data:
-        rows = selected(paper, data, options)
+        rows = rows_of(paper, data, options)
         todo[data] = rows, configs(rows, options.folder / data, options.overrides)
     machine.prepare(todo[options.data[0]][1][0])
     # The table of some rows or columns must not overwrite that of all.
@@ -337,7 +337,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
 
     path: the folder and the beginning of the files' names.
     """
-    columns = compared(study, rows)
+    columns = scores_of(study, rows)
     found = comparison.differences(columns)
     parts: list[Part] = [table(paper, study, data, rows), *comparison.comparing(columns, found)]
     cells = cells_of(rows)

@@ -294,7 +294,7 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     rows.append(
         study.RowResult(study.Row("moon", ()), chosen, [study.CellResult("45_%", [], [], moon)])
     )
-    found = comparison.differences(study.compared(paper.studies["methods"], rows))
+    found = comparison.differences(study.scores_of(paper.studies["methods"], rows))
     of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
     assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
-    assert study.compared(paper.studies["classes"], rows) == []
+    assert study.scores_of(paper.studies["classes"], rows) == []

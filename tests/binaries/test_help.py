@@ -78,7 +78,7 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     if options.study == "severity":  # needs a finished map
         options = options._replace(rows=("fedprox",))
     for data in options.data:
-        rows = study.selected(of, data, options)
+        rows = study.rows_of(of, data, options)
         assert study.configs(rows, folder, options.overrides)
 
 

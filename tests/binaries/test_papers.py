@@ -19,7 +19,7 @@ def paper(name: str) -> study.Paper:
 
 @pytest.mark.parametrize("name", [name for name in PAPERS if name != "first_look"])
 def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: str) -> None:
-    numbers = study.printed(name)
+    numbers = study.numbers_of(name)
     assert len({each[:-1] for each in numbers}) == len(numbers) > 20
     assert all(text and text == text.strip() for each in numbers for text in each)
     for each in numbers:
@@ -59,7 +59,7 @@ def test_a_study_takes_the_first_of_its_data_by_default() -> None:
 
 def test_rows_are_chosen_by_their_labels() -> None:
     rows = [study.Row(label, ()) for label in "abc"]
-    assert study.labelled(rows, []) == rows
-    assert study.labelled(rows, ["c", "a"]) == [rows[0], rows[2]]  # in the order of the study
+    assert study.with_labels(rows, []) == rows
+    assert study.with_labels(rows, ["c", "a"]) == [rows[0], rows[2]]  # in the order of the study
     with pytest.raises(ValueError, match="--rows"):
-        study.labelled(rows, ["A"])
+        study.with_labels(rows, ["A"])

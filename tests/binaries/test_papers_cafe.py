@@ -96,7 +96,7 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult
 
 
 def named(rows: list[Row], label: str) -> Row:
-    (row,) = study.labelled(rows, [label])
+    (row,) = study.with_labels(rows, [label])
     return row
 
 

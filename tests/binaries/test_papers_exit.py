@@ -43,7 +43,7 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
-    (row,) = study.labelled(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
+    (row,) = study.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
     chosen = config.of_arguments([*row.flags, "--dataset=mine.npz"])
     domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
     line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
@@ -83,7 +83,7 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
         assert (folder / f"exit_some{ending}.png").read_bytes().startswith(b"\x89PNG")
 
     # Contributions are those of the checkpoint.
-    (row,) = study.labelled(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
+    (row,) = study.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
     place = path.parent
     cell = study.CellResult("test", [{}], [], {}, place)
     phase = exit_strategy.phase(RowResult(row, config.of_arguments([*row.flags, *SMALL]), [cell]))

@@ -93,9 +93,9 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
     with pytest.MonkeyPatch.context() as patch, no_figures():
         patch.setattr(cells, "train", None)
         assert study.run_all(fl_games.PAPER, options) == printed
-        rows = study.selected(fl_games.PAPER, "colored_digits", options)
+        rows = study.rows_of(fl_games.PAPER, "colored_digits", options)
         chosen = study.configs(rows, folder, options.overrides)
-        baseline, game = map(study.finished, rows, chosen)
+        baseline, game = map(study.result_of, rows, chosen)
     for one in (baseline, game):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]
