@@ -213,7 +213,6 @@ class _Settings(NamedTuple):
     drift_mode: str
     history_gradient: str
     orthogonal_directions: bool
-    feature_calibration: bool
     parameter_calibration: bool
     history_average: bool
 
@@ -227,8 +226,6 @@ class _Settings(NamedTuple):
 
     def local_direction(self, at: Local, global_direction: Array) -> Array:
         trace: Halves | None = optax.tree.get(at.opt_state, "trace")  # the momentum of sgd
-        if not self.feature_calibration:
-            return jnp.zeros_like(global_direction)
         if self.averages_features:
             direction = unit(at.carry.features)
         elif trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
@@ -238,10 +235,8 @@ class _Settings(NamedTuple):
         return orthogonal(direction, global_direction) if self.orthogonal_directions else direction
 
     def rows(self, classifier: Array, global_direction: Array, local_direction: Array) -> Array:
-        """q of one batch, without the parts that are switched off; [K, D]."""
+        """q of one batch, [K, D]."""
         q = rows_over_norms(classifier, self.gamma) if self.parameter_calibration else classifier
-        if not self.feature_calibration:
-            return q
         return without(q, global_direction, local_direction, alpha=self.alpha, beta=self.beta)
 
     def of_history(self, history: _History, count: Array, now: Array) -> Array:
@@ -303,7 +298,7 @@ def _check(work: Work, chosen: _Settings) -> None:
     checks.one_of("history_gradient", chosen.history_gradient, ("literal", "straight_through"))
     # A traced beta may be 0.
     has_local_direction = checks.is_concrete(chosen.beta) and not checks.is_known_zero(chosen.beta)
-    if chosen.feature_calibration and not chosen.averages_features and has_local_direction:
+    if has_local_direction and not chosen.averages_features:
         some = Variables(Halves(jnp.zeros(1), jnp.zeros(1)), Halves((), ()))
         if optax.tree.get(jax.eval_shape(work.init, some).opt_state, "trace") is None:
             text = "must be sgd with momentum above 0, or {beta}"
@@ -349,7 +344,7 @@ def cafe(
       orthogonal_directions: whether the local direction is made orthogonal to the global one.
       feature_decay: decay of the average of features from batch to batch, below 1. It starts at 0
         in each round, so that a client with few batches sends a shorter average and counts less.
-      feature_calibration: whether the directions are removed.
+      feature_calibration: whether the directions are removed; if not, alpha and beta are 0.
       parameter_calibration: whether the classifier's rows are divided by their norms.
       history_average: whether classifiers are averaged over the batches of the round; if not, the
         present batch's is taken alone.
@@ -357,8 +352,10 @@ def cafe(
         or "straight_through", 1.
       weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
+    if not feature_calibration:
+        alpha = beta = 0.0
     numbers = alpha, beta, gamma, scale, feature_decay
-    switches = orthogonal_directions, feature_calibration, parameter_calibration, history_average
+    switches = orthogonal_directions, parameter_calibration, history_average
     chosen = _Settings(*numbers, drift_mode, history_gradient, *switches)
     _check(work, chosen)
 
