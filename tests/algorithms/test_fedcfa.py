@@ -36,30 +36,6 @@ from fedjax_inv.types import (
 # Which factors are replaced.
 
 
-def rows_of_scores() -> np.ndarray:
-    scores = np.random.default_rng(0).normal(size=(6, 7)).astype(np.float32)
-    scores[1] = 0  # all are tied
-    scores[2, 2:] = scores[2, 0]
-    scores[3, :4], scores[3, 4:] = -0.0, 0.0
-    return scores
-
-
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("top_k", [0, 2, 5, 7])
-def test_masks_have_exactly_top_k_true_entries_a_row(top_k: int, platform: str) -> None:
-    scores = rows_of_scores()
-    with platforms.traced_for(platform):
-        masks = fedcfa.split_factors(jnp.asarray(scores), top_k)
-    low, high = map(np.asarray, masks)
-    for mask in (low, high):
-        assert mask.dtype == bool
-        np.testing.assert_array_equal(mask.sum(1), top_k)
-    for row, is_low, is_high in zip(scores, low, high, strict=True):
-        np.testing.assert_array_equal(np.sort(row[is_low]), np.sort(row)[:top_k])
-        np.testing.assert_array_equal(np.sort(row[is_high]), np.sort(row)[7 - top_k :])
-    assert (low & high).any() == (2 * top_k > 7)
-
-
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_of_equal_scores_the_left_one_is_the_lower(platform: str) -> None:
     rng = np.random.default_rng(4)

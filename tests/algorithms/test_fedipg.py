@@ -90,21 +90,6 @@ def test_the_gradient_is_that_of_an_explicit_hessian(derivative: str) -> None:
         np.testing.assert_allclose(ravel_pytree(grads)[0], expected, rtol=1e-10, atol=1e-12)
 
 
-@derivatives
-def test_a_stationary_point_of_the_risk_is_one_of_the_objective(derivative: str) -> None:
-    """Eq. 37."""
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(0)
-        center, matrix = rng.normal(size=4), rng.normal(size=(6, 4))
-
-        def risk(w: Array) -> Array:
-            return jnp.logaddexp(matrix @ (w - center), -(matrix @ (w - center))).sum()
-
-        fn = fedipg.penalised_value_and_grad(risk, 3.0, derivative=derivative)
-        np.testing.assert_allclose(fn(jnp.asarray(center))[1], 0, atol=1e-12)
-        assert np.abs(fn(jnp.asarray(center + 0.1))[1]).max() > 1e-2
-
-
 @cache
 def scaled(depth: int) -> Callable[..., tuple[Array, Array]]:
     """(s, d/dscale R(scale x logits) at 1) of a ReLU network without biases."""
