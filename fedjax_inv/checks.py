@@ -72,7 +72,7 @@ def is_finite(value: Any) -> bool:
     is_one = isinstance(value, float) or getattr(value, "shape", None) == ()
     if not is_one or not is_concrete(value):
         return True
-    return abs(float(value)) <= np.finfo(np.float32).max
+    return abs(float(value)) <= float(np.finfo(np.float32).max)
 
 
 def record(name: str, value: Any, kind: type) -> None:
