@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
-from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Examples, Variables
@@ -25,13 +23,12 @@ from fedjax_inv.types import Examples, Variables
 from .. import assemble, factories, grid, machine
 from ..assemble import Assembled
 from ..config import Config
-from ..errors import check_run_dir, shown
+from ..errors import check_run_dir
 from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
 from ..grid import Cell
 from ..running import cell as cells
 from ..running import (
     checkpoints,
-    divergence,
     events,
     files,
     initial,
@@ -77,30 +74,37 @@ def run(config: Config, folder: Path, *, in_folders: bool, report: Report) -> st
 
 # The most programs that are kept. Linux limits the memory maps of a process, of which a program has
 # several hundred.
-_MOST_SHARED = 28
+_MOST_PROGRAMS = 28
 
 
-class Shared:
-    """Programs that several launches of this process use."""
+class Programs:
+    """The programs of cells, of one or several launches of this process.
+
+    Cells that differ only in data of the same shapes share one.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one thread at a time places
         self._programs: dict[Hashable, program.Program] = {}  # the last used is last
+        # The last examples that lie whole on each of several devices, by what they were and where.
+        self._examples: dict[Hashable, Examples] = {}
 
-    def get(
-        self, key: Hashable, make: Callable[[], program.Program]
-    ) -> tuple[program.Program, bool]:
-        """The program of a key, and whether it was there before.
-
-        key: what the program depends on.
-        """
+    def plan(self, assembled: Assembled, cell: Cell) -> Plan:
+        """The plan of a cell, with its data and inputs on the devices or read from the host."""
         with self._lock:
+            plan = assembled.plan(cell)
+            key = depends_on(assembled, cell, plan)
             is_old = key in self._programs
-            found = self._programs.pop(key) if is_old else make()
-            self._programs[key] = found
-            for oldest in [*self._programs][:-_MOST_SHARED]:
+            self._programs[key] = self._programs.pop(key, plan.program)
+            for oldest in [*self._programs][:-_MOST_PROGRAMS]:
                 del self._programs[oldest]
-            return found, is_old
+            plan = plan._replace(program=self._programs[key], is_compiled=is_old)
+            if plan.streams or plan.layout.own or plan.layout.mesh is None:
+                return plan.placed()
+            key = id(assembled.data), plan.layout.mesh
+            plan = plan._replace(data=self._examples.get(key, plan.data)).placed()
+            self._examples = {key: plan.data}
+            return plan
 
 
 def prepared(
@@ -108,7 +112,7 @@ def prepared(
     folder: Path,
     *,
     in_folders: bool,
-    shared: Shared | None = None,
+    shared: Programs | None = None,
     label: str = "",
 ) -> "Launch":
     """The launch of an experiment; arguments and errors as those of `run`.
@@ -150,12 +154,12 @@ class Launch:
         folder: Path,
         places: Mapping[str, Path],
         begun: Begun,
-        shared: Shared | None = None,
+        shared: Programs | None = None,
         label: str = "",
     ) -> None:
         self._assembled, self._folder, self._places = assembled, folder, places
         self._begun, self._label = begun, label
-        self._programs = _Programs(shared)
+        self._programs = Programs() if shared is None else shared
         self._is_row = shared is not None  # of a study
         # The rows of a study are resumed without the flag.
         self._how = _AGAIN if self._is_row else "add --resume to continue"
@@ -284,21 +288,11 @@ def start_of(config: Config) -> assemble.Start:
 
 def _places(assembled: Assembled, folder: Path, in_folders: bool) -> dict[str, Path]:
     """The folder of each cell, by the cell's name."""
-    cells = assembled.cells
-    if in_folders:
-        folders.check_sweep(folder)
-        return {name: folder / place for name, place in grid.folder_names(cells).items()}
-    if len(cells) > 1 or len(cells[0].runs) > len(assembled.config.seeds):
-        chosen, hyper = assembled.config, [run.hyper for run in cells[0].runs]
-        where = f"--algorithm={shown(chosen.algorithm)}"
-        if len({cell.held_out for cell in cells}) > 1:
-            where = f"--held_out={chosen.held_out}"
-        for name in divergence.varied(hyper):
-            values = shown(tuple(dict.fromkeys(each[name] for each in hyper)))
-            where = f"--{name}={values}" if name in NAMES else f"--set={name}={values}"
-        text = "train runs one algorithm, held-out domain and value of each hyperparameter; for "
-        raise UsageError(where, ..., f"{text}several: fedjax-inv sweep, with the same flags")
-    return {cells[0].name: folder}
+    if not in_folders:
+        (cell,) = assembled.cells
+        return {cell.name: folder}
+    folders.check_sweep(folder)
+    return {name: folder / place for name, place in grid.folder_names(assembled.cells).items()}
 
 
 def _begun(assembled: Assembled) -> Begun:
@@ -354,27 +348,3 @@ def depends_on(assembled: Assembled, cell: Cell, plan: Plan) -> tuple[Hashable, 
         structure,
         shapes,
     )
-
-
-class _Programs:
-    """The programs of the cells. Cells that differ only in data of the same shapes share one."""
-
-    def __init__(self, shared: Shared | None) -> None:
-        self._lock = threading.Lock()  # one thread at a time places
-        self._on_devices: dict[Mesh, Examples] = {}
-        self._programs = Shared() if shared is None else shared
-
-    def plan(self, assembled: Assembled, cell: Cell) -> Plan:
-        """The plan of a cell, with its data and inputs on the devices or read from the host."""
-        with self._lock:
-            plan = assembled.plan(cell)
-            key = depends_on(assembled, cell, plan)
-            found, is_old = self._programs.get(key, lambda: plan.program)
-            plan = plan._replace(program=found, is_compiled=is_old)
-            mesh = plan.layout.mesh
-            if plan.streams or plan.layout.own or mesh is None:
-                return plan.placed()
-            # Cells whose data lie on the same devices use the same.
-            placed = plan._replace(data=self._on_devices.get(mesh, plan.data)).placed()
-            self._on_devices = {mesh: placed.data}
-            return placed

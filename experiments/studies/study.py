@@ -202,7 +202,7 @@ def run(
 
     write: writes the tables and figures of a row.
     """
-    shared, results = launch.Shared(), []
+    shared, results = launch.Programs(), []
     with Ahead() as ahead:
 
         def prepared(index: int) -> launch.Launch:

@@ -410,7 +410,7 @@ def test_a_signal_in_the_last_segment_of_a_cell_ends_it_before_the_next(
     monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
     algorithms = ("fedavg",) if is_row else ("fedavg", "fedprox")
     chosen = config.changed(TINY, algorithm=algorithms)
-    shared = launch.Shared() if is_row else None
+    shared = launch.Programs() if is_row else None
     ready = launch.prepared(chosen, tmp_path / "run", in_folders=True, shared=shared)
     with pytest.raises(SystemExit) as ended, launch.Ahead() as ahead:
         ready.run(lambda *finished: "", ahead)
