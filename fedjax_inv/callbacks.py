@@ -50,12 +50,11 @@ class _Function(Callback):
 
 def of(callbacks: Iterable[Callback | Callable[[Any], object]]) -> list[Callback]:
     """Return callbacks; a plain function is called after each evaluation."""
-    if not isinstance(callbacks, Iterable):
-        raise UsageError("callbacks", ..., "must be a list")
-    for each in callbacks:
+    listed = [*callbacks] if isinstance(callbacks, Iterable) else [None]
+    for each in listed:
         if isinstance(each, type) or not (isinstance(each, Callback) or callable(each)):
-            raise UsageError("callbacks", each, "must be functions of a result, or Callbacks")
-    return [each if isinstance(each, Callback) else _Function(each) for each in callbacks]
+            raise UsageError("callbacks", each, "must be a list of Callbacks and of functions")
+    return [each if isinstance(each, Callback) else _Function(each) for each in listed]
 
 
 class Patience(Callback):

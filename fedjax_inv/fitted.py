@@ -133,7 +133,7 @@ class Fitted:
     It holds compiled programs, so it cannot be pickled; `network()`, `state()` and `history` can.
 
     Attributes:
-      plan: how the runs are trained (`fit.Plan`).
+      plan: how the runs are trained (`plan.Plan`); after the training without the examples.
       runs: the seed of each, and the hyperparameters of the grid.
       round: how many rounds were played.
       stopped: what stopped the training: what a callback answered, "callback" or "interrupt"; ""

@@ -208,6 +208,7 @@ class Plan(NamedTuple):
                 if not fitted.round:
                     raise
                 fitted.stopped = "interrupt"
+        fitted.plan = plan._replace(data=plan.sample)  # a result does not hold the examples
         return fitted
 
     def _train(self, fitted: Fitted, callbacks: Sequence[Callback]) -> None:
