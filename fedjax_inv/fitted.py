@@ -139,7 +139,6 @@ class Fitted:
       stopped: what stopped the training: what a callback answered, "callback" or "interrupt"; ""
         if nothing did.
       outcome: the report on the last segment (`program.Outcome`), on the host; None before one.
-      length: the rounds of that segment; 0 before the first round.
       is_broken: whether an update was not finite.
       training: the states of all runs, as the program has them.
     """
@@ -148,7 +147,7 @@ class Fitted:
         """Begin with no rounds played."""
         self.plan, self.runs, self.round, self.stopped = plan, plan.runs, 0, ""
         self.outcome: Outcome | None = None
-        self.length, self.is_broken = 0, False
+        self.is_broken = False
         self.training: Training | None = None
         self._rounds: list[int] = []
         self._lines: list[dict[str, np.ndarray]] = []
@@ -187,7 +186,7 @@ class Fitted:
 
     def add(self, outcome: Outcome, length: int) -> None:
         """Add an evaluation after so many further rounds."""
-        self.outcome, self.length = outcome, length
+        self.outcome = outcome
         self.round += length
         self._rounds.append(self.round)
         self._lines.append(_values(outcome, drops=self.plan.evaluations.nonfinite == "drop"))

@@ -73,7 +73,7 @@ class Checkpoints(Callback):
     def evaluated(self, fitted: Fitted) -> None:
         """Writes a checkpoint in the background, if it is time or the training ends here."""
         is_end = fitted.is_over or bool(fitted.stopped)
-        if not fitted.length or not (is_end or fitted.round % self._every == 0):
+        if not fitted.round or not (is_end or fitted.round % self._every == 0):
             return
         self._log.flush()
         # From the host: of an array on several devices orbax saves slices, and compiles each.

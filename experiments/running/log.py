@@ -82,7 +82,6 @@ class Log(Callback):
             fitted.outcome,
             self._traffic,
             done=fitted.round,
-            length=fitted.length,
             seconds=time.monotonic() - self._start,
             drops=evaluations.nonfinite == "drop",
             measure=self._measure,

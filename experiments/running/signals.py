@@ -43,7 +43,7 @@ class Stop(Callback):
 
     def evaluated(self, fitted: Fitted) -> str:
         """Ends the training after a signal, of whichever process."""
-        if not fitted.length:  # the first network alone is nothing to keep
+        if not fitted.round:  # the first network alone is nothing to keep
             return ""
         # A signal that comes while the processes agree is for the next segment.
         if asked := machine.agree(self.signal):

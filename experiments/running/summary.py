@@ -25,7 +25,6 @@ def lines(
     traffic: Sequence[Traffic],
     *,
     done: int,
-    length: int,
     seconds: float,
     drops: bool,
     measure: Measure = ACCURACY,
@@ -38,8 +37,6 @@ def lines(
     groups: the names of the validation groups.
     traffic: of a client in each exchange.
     done: the number of rounds since the beginning.
-    length: the number of rounds in this segment. Before the first segment it is 0, and there is no
-        train_loss.
     drops: whether a client that is not finite is dropped, so that its run does not diverge. A run
         whose evaluation is not finite diverges in any case.
     measure: how to read the scores.
@@ -47,18 +44,18 @@ def lines(
     """
     records = []
     for index, run in enumerate(cell.runs):
-        metrics = {k: np.asarray(v)[index, :length] for k, v in outcome.metrics.items()}
+        metrics = {k: np.asarray(v)[index] for k, v in outcome.metrics.items()}
         # A round in which no client took part has none.
         known = {name: values[np.isfinite(values)] for name, values in metrics.items()}
         loss, last = metrics.pop("loss", np.zeros(0)), known.pop("loss", np.zeros(0))[-1:]
         watched: dict[str, Any] = {
-            f"{name}_by_round": [round(float(value), 5) for value in values[index, :length]]
+            f"{name}_by_round": [round(float(value), 5) for value in values[index]]
             for name, values in outcome.watched.items()
         }
         valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
-        broken = (outcome.broken[index, :length] >= 0).sum()
+        broken = (outcome.broken[index] >= 0).sum()
         stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
-        attended = np.asarray(outcome.attended)[index, :length]
+        attended = np.asarray(outcome.attended)[index]
         finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
         records.append(
             Line(

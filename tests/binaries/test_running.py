@@ -169,7 +169,7 @@ def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--rounds=3: .* has done 6"):
         finished(folder, config.changed(CHOSEN, rounds=3))
     assert finished(folder, CHOSEN) is None  # of a run that has not come to 9 rounds
-    # The last round was filled up to a segment, which is no round of a longer run.
+    # A longer run has no evaluation after the last round of this one.
     seven = config.changed(CHOSEN, rounds=7)
     with pytest.raises(UsageError, match=r"^--rounds=9: .* between two evaluations"):
         finished(finished_run(tmp_path / "seven", seven, done=7), longer)
@@ -237,10 +237,10 @@ def outcome(metrics: dict[str, list[float]], broken: list[int], loss: float) -> 
     return Outcome(**result_of)
 
 
-def line_of(result_of: Outcome, length: int, drops: bool = False) -> Line:
+def line_of(result_of: Outcome, drops: bool = False) -> Line:
     cell = Cell("fedavg", {}, "75", CELL.runs[:1])
     (one,) = summary.lines(
-        cell, ["0"], result_of, [Traffic(4, 3)], done=3, length=length, seconds=0.0, drops=drops
+        cell, ["0"], result_of, [Traffic(4, 3)], done=3, seconds=0.0, drops=drops
     )
     return one
 
@@ -278,13 +278,11 @@ def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None
     metrics = {"loss": [3.0, 2.0, nan], "body": [nan, 4.0, nan], "s": [1.0, 3.0, 8.0]}
     metrics["never"] = [nan, nan, nan]
     result_of = outcome(metrics, [-1, -1, -1], 0.1)
-    one = line_of(result_of, 3)
+    one = line_of(result_of)
     assert one.train_metrics == {"body": 4.0, "s": 4.0, "never": None}
     assert one.train_loss == 2.0
-    # Rounds that fill up a segment do not count.
-    assert line_of(result_of, 2).train_metrics == {"body": 4.0, "s": 2.0, "never": None}
-    assert line_of(result_of, 2).bytes == 14
-    assert line_of(outcome(metrics, [-1, -1, 4], 0.1), 3).train_loss is None
+    assert one.bytes == 21
+    assert line_of(outcome(metrics, [-1, -1, 4], 0.1)).train_loss is None
 
 
 def test_no_domain_is_called_as_the_test_split_is() -> None:
@@ -312,7 +310,7 @@ def test_no_domain_is_called_as_the_test_split_is() -> None:
 def test_a_run_diverged_unless_what_is_not_finite_was_dropped(
     broken: list[int], loss: float, drops: bool, diverged: bool
 ) -> None:
-    one = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), 2, drops)
+    one = line_of(outcome({"loss": [1.0, 1.0]}, broken, loss), drops)
     assert one.diverged is diverged
     assert one.dropped == (sum(b >= 0 for b in broken) if drops else None)
 

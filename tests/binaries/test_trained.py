@@ -33,7 +33,7 @@ def after(round: int, num_runs: int) -> Training:
     """States that tell their round and run, with an axis more in the clients'."""
     value = np.float32(10 * round) + np.arange(num_runs, dtype=np.float32)
     everyone = np.repeat(value[:, None], 4, axis=1)
-    done = np.full(num_runs, round + 5, np.int32)  # with rounds that filled up segments
+    done = np.full(num_runs, round + 5, np.int32)  # as if it were another round
     return Training(rounds.State({"w": value}, everyone, (), done, np.zeros(num_runs)), ())
 
 
