@@ -53,7 +53,7 @@ def of(callbacks: Iterable[Callback | Callable[[Any], object]]) -> list[Callback
     listed = [*callbacks] if isinstance(callbacks, Iterable) else [None]
     for each in listed:
         if isinstance(each, type) or not (isinstance(each, Callback) or callable(each)):
-            raise UsageError("callbacks", each, "must be a list of Callbacks and of functions")
+            raise UsageError("callbacks", ..., "must be a list of Callbacks and of functions")
     return [each if isinstance(each, Callback) else _Function(each) for each in listed]
 
 

@@ -149,6 +149,8 @@ def plan(
         if number is not None:
             checks.integer(name, number, 1, 2**31 - 1)
     facts, factor = facts_of(algorithm), settings.pop("learning_rate_schedule", None)
+    if factor is not None:
+        checks.function("learning_rate_schedule", factor)
     loss, grid = settings.pop("loss", None), grid or {}
     check_settings(algorithm, {**settings, **grid}, {"seed": 0, **LOCAL})
     runs, fixed = _runs(settings, grid, facts.infinite, is_scheduled=factor is not None)
@@ -265,7 +267,10 @@ def _runs(
 
 def _numbers(name: str, values: Any) -> list[Any]:
     """Return the values of a hyperparameter in the grid."""
-    found = np.asarray(values) if np.iterable(values) else np.zeros(0)
+    try:
+        found = np.asarray(values)
+    except ValueError:  # lists of different lengths
+        found = np.zeros(())
     is_list = found.ndim == 1 and found.dtype.kind in "iuf" and len(found) > 0
     if not is_list or len(np.unique(found)) < len(found):
         raise UsageError(f"grid[{name!r}]", values, "must be a list of different numbers")
@@ -286,11 +291,9 @@ def _splits(
             raise UsageError("validation", validation, text)
         return clients(seeds), []
     columns = of_clients.columns_of(clients)
-    if test is not None:
-        of_clients.check_columns("test", test[0], columns)
     arrays = of_clients.of_arrays(clients)
     data, of_seed = of_clients.splits_of_arrays(
-        *arrays, test=test, validation=validation, seeds=seeds
+        *arrays, test=test, validation=validation, seeds=seeds, columns=columns
     )
     return Splits(data, of_seed), columns
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.dataset import Dataset, check_dataset, for_texts, holds_finite
@@ -234,6 +235,7 @@ def splits_of_arrays(
     test: tuple[Tree, Tree] | None,
     validation: float,
     seeds: Sequence[int],
+    columns: Sequence[str] = (),
 ) -> tuple[Examples, dict[int, Split]]:
     """Return the examples, and a split of each client's examples for each seed.
 
@@ -245,6 +247,7 @@ def splits_of_arrays(
       validation: the part of each client's examples that is held out for validation, as in
         `federation.validation_size`.
       seeds: the seeds of the draws of validation examples.
+      columns: of x, if it was frames of pandas.
 
     Raises:
       UsageError: for a validation outside of [0, 1), and for a test of other shapes or kinds.
@@ -252,7 +255,7 @@ def splits_of_arrays(
     _check_validation(validation)
     num_train = len(jax.tree.leaves(y)[0])
     if test is not None:
-        of_test = _pair("test", test, ())
+        of_test = _pair("test", test, columns)
         _check_numbers(*of_test, name="test")
         if _form(of_test) != _form((x, y)):
             text = f"holds {_form(of_test)}, must hold {_form((x, y))} as in training"
@@ -281,7 +284,8 @@ def splits_of_arrays(
 
 
 def _check_validation(validation: float) -> None:
-    if not 0 <= validation < 1:
+    checks.real("validation", validation)
+    if validation >= 1:
         raise UsageError("validation", validation, "must be at least 0 and below 1")
 
 

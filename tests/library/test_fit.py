@@ -427,11 +427,12 @@ WRONG: dict[str, list[Any]] = {
         [0.1],
         {"seed": [1, 1]},
         {"seed": [0.5]},
-        *({"learning_rate": values} for values in (0.1, [], [0.1, "a"])),
+        *({"learning_rate": values} for values in (0.1, [], [0.1, "a"], [[1], [1, 2]])),
         {"weighting": [1.0, 2.0]},
         {"penalty": [1.0]},
     ],
-    "validation": [1],
+    "validation": [1, "a"],
+    "learning_rate_schedule": [0.5],
     "evaluations": [2, Evaluations(nonfinite="no")],
     "schedule": [
         3,
@@ -441,8 +442,8 @@ WRONG: dict[str, list[Any]] = {
     ],
     "optimizer": [optax.sgd(0.1)],  # not a function of the learning rate
     "batch_size": [0],
-    "callbacks": [[1], [Patience]],
-    "test": [X, (X[:, :2], Y)],
+    "callbacks": [[1], [Patience], Patience(1)],
+    "test": [5, X, (X[:, :2], Y)],
     "loss": [1],
     "devices": [64, Devices(0)],
 }
