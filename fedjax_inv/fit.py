@@ -159,7 +159,7 @@ def plan(
     splits, columns = _splits(clients, _seeds(runs), test, validation)
     model = model if splits.render is None else models.painted(model, splits.render)
     task = task_of(algorithm, splits.data.y, loss, evaluations.score)
-    network, num_classes = task.network(model, splits.data)
+    num_classes = task.num_classes(model, splits.data)
     inputs = _inputs(runs, splits, evaluations, num_classes, pooled=facts.pooled)
     sizes = np.asarray(inputs.train.size)
     training = LocalTraining(optimizer, batch_size, epochs, steps, local_sizes(batch_size, sizes))
@@ -170,7 +170,6 @@ def plan(
         return algorithm(model, work, **given)
 
     _check_values(build, runs)
-    task.check_columns(build(runs[0].hyper), network, splits.data, sizes.shape[1])
     attend = _EVERYONE if facts.pooled else schedule
     cohorts, history = _cohorts(attend, inputs, rounds)
     groups = program.group_names([splits.of_seed[seed] for seed in _seeds(runs)])

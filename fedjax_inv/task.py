@@ -7,23 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import checks, models, rounds, tree
+from fedjax_inv import checks, models
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import DEFAULTS, SCORES, Score
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Examples,
-    Facts,
-    Federation,
-    Loss,
-    Model,
-    Tree,
-    Variables,
-)
+from fedjax_inv.types import Algorithm, Examples, Facts, Loss, Model, Tree
 
 Factory = Callable[..., Algorithm]
 
@@ -36,16 +25,16 @@ class Task(NamedTuple):
     settings: dict[str, Any]  # arguments of the algorithm: the loss, if it takes one
     kind: str  # one of `data.dataset.TASKS`; "" if the loss takes any targets
 
-    def network(self, model: Model, examples: Examples) -> tuple[Variables, int]:
-        """Return the shapes of the network, and K, its classes; 0 for other targets.
+    def num_classes(self, model: Model, examples: Examples) -> int:
+        """Return K, the outputs of the network for classes; 0 for other targets.
 
         Args:
           model: the network.
           examples: the examples of all clients.
 
         Raises:
-          UsageError: for a network that fails on the examples, and for outputs that do not fit
-            classes. There may be more outputs than classes, as a class may have no example yet.
+          UsageError: for a network that fails on the examples, and for outputs that do not fit the
+            targets. There may be more outputs than classes, as a class may have no example yet.
         """
         x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
         try:
@@ -57,7 +46,9 @@ class Task(NamedTuple):
             text = f"fails on inputs {_told(x)}: {one_line(error)}"
             raise UsageError("model", ..., text) from error
         if self.kind != "classes":
-            return variables, 0
+            if self.kind:
+                self._check_columns(outputs, examples.y)
+            return 0
         labels = np.asarray(examples.y)
         shape: Any = getattr(outputs, "shape", ())
         if labels.shape[1:] == (1,):
@@ -69,34 +60,10 @@ class Task(NamedTuple):
         for wrong in labels[(labels < 0) | (labels >= shape[1])][:1]:
             text = f"holds the class {wrong}, must be in 0..{shape[1] - 1}, the network's outputs"
             raise UsageError("y", ..., text)
-        return variables, shape[1]
+        return shape[1]
 
-    def check_columns(
-        self, algorithm: Algorithm, network: Variables, examples: Examples, num_clients: int
-    ) -> None:
-        """Raise UsageError unless there is an output for each column of labels or values.
-
-        Args:
-          algorithm: the algorithm, whose outputs may not be the network's.
-          network: the shapes of the network.
-          examples: the examples of all clients.
-          num_clients: C.
-        """
-        if self.kind not in ("labels", "values"):
-            return
-
-        def served(variables: Variables, data: Examples, size: Array, key: Array) -> Array:
-            clients = Federation(data, jnp.zeros(1, jnp.int32), size, size)
-            state = rounds.init(algorithm, variables, clients, key)
-            own = tree.take(state.clients, 0) if algorithm.personal else ()
-            return algorithm.predict(state.server, own, data.x)
-
-        two = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((2, *leaf.shape[1:]), leaf.dtype), examples
-        )
-        size = jax.ShapeDtypeStruct((num_clients,), jnp.int32)
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        outputs, y = jax.eval_shape(served, network, two, size, key), examples.y
+    def _check_columns(self, outputs: Tree, y: Any) -> None:
+        """Raise UsageError unless there is an output for each column of labels or values."""
         shapes = [getattr(each, "shape", ()) for each in (outputs, y)]
         counts = [(*shape, 1)[1] for shape in shapes if len(shape) in (1, 2)]
         if len(counts) == 2 and counts[0] == counts[1]:
