@@ -8,15 +8,7 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import (
-    environments,
-    federation,
-    simpson,
-    sources,
-    stains,
-    tables,
-    wrong_labels,
-)
+from fedjax_inv.data import environments, federation, simpson, sources, stains, tables, wrong_labels
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.data.wrong_labels import Mislabelled

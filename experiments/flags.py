@@ -460,10 +460,7 @@ flags.DEFINE_enum(
     "batch).",
 )
 flags.DEFINE_integer(
-    "cut",
-    -1,
-    "Hidden layers before the cut; -1: all, the head is the classifier.",
-    lower_bound=-1,
+    "cut", -1, "Hidden layers before the cut; -1: all, the head is the classifier.", lower_bound=-1
 )
 flags.DEFINE_string(
     "weights",

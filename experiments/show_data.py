@@ -13,11 +13,7 @@ from . import config, start
 from . import flags as shared
 
 _IMAGES = flags.DEFINE_integer(
-    "images",
-    10,
-    "Images of each domain, their labels in turn.",
-    lower_bound=1,
-    upper_bound=500,
+    "images", 10, "Images of each domain, their labels in turn.", lower_bound=1, upper_bound=500
 )
 flags.adopt_module_key_flags(shared)
 

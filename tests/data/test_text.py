@@ -146,14 +146,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "set"),
+    ("algorithm", "settings"),
     slow.after(1, [("fedavg", ()), ("fedmix", ()), ("fedcfa", ("top_k=2", "rows=2"))]),
 )
 def test_texts_are_learned(
     algorithm: str, settings: tuple[str, ...], path: Path, tmp_path: Path
 ) -> None:
     chosen = dict(
-        **dict(algorithm=(algorithm,), settings=settings, widths=(4,), text_length=6),
+        **dict(algorithm=(algorithm,), set=settings, widths=(4,), text_length=6),
         **dict(optimizer="adam", learning_rate=(0.02,), local_epochs=2, rounds=12, eval_every=6),
         run_dir=str(tmp_path / "run"),
     )
