@@ -28,8 +28,6 @@ from fedjax_inv_experiments.running.records import (
 )
 from runs import line
 
-Cells = list[tuple[str, Path, Result]]
-
 
 @pytest.fixture
 def saved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
@@ -81,58 +79,49 @@ def check(figure: Figure) -> None:
         assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
-def evaluation_of(held_out: str, domains: list[str], round: int, seed: int, clients: int) -> Line:
-    """An evaluation whose accuracies follow from what it is of."""
-    scores = {name: (10 * index + round + seed) / 100 for index, name in enumerate(domains)}
-    return line(
-        round,
-        run=seed,
-        seed=seed,
-        domains={
-            name: Domain(score, None, 100, "test" if name == held_out else "validation")
-            # As a run has them: what is held out comes last.
-            for name, score in sorted(scores.items(), key=lambda one: one[0] == held_out)
-        },
-        test_score=scores[held_out],
-        score_by_client=[None, *((k % 90 + seed) / 100 for k in range(1, clients))],
-    )
-
-
 def cells(
     monkeypatch: pytest.MonkeyPatch,
     labels: list[str],
     domains: list[str],
     held_outs: list[str],
     clients: int,
-) -> Cells:
-    """Finished cells, and their logs."""
+) -> list[tuple[str, Path, Result]]:
+    """Finished cells; an accuracy follows from its domain, round and seed, in percent."""
     logs: dict[Path, list[Line]] = {}
-    result: Cells = []
+
+    def evaluated(held_out: str, round: int, seed: int) -> Line:
+        scores = {name: (10 * at + round + seed) / 100 for at, name in enumerate(domains)}
+        splits = {name: "test" if name == held_out else "validation" for name in domains}
+        # As a run has them: what is held out comes last.
+        order = sorted(domains, key=lambda name: name == held_out)
+        return line(
+            round,
+            run=seed,
+            seed=seed,
+            domains={name: Domain(scores[name], None, 100, splits[name]) for name in order},
+            test_score=scores[held_out],
+            score_by_client=[None, *((k % 90 + seed) / 100 for k in range(1, clients))],
+        )
+
+    found = []
     for label, held_out in itertools.product(labels, held_outs):
         place = Path(f"{label}/{held_out}")
-        lines = [
-            evaluation_of(held_out, domains, round, seed, clients)
-            for round in (0, 5, 10)
+        lines = [evaluated(held_out, round, seed) for round in (0, 5, 10) for seed in (0, 1)]
+        runs = [
+            RunResult(seed, {}, False, {"validation": lines[2 + seed]}, lines[4 + seed])
             for seed in (0, 1)
         ]
-        logs[place] = lines
-        runs = []
-        for seed in (0, 1):
-            picked = lines[2 + seed]
-            of = RunResult(seed, {}, False, {"validation": picked}, lines[4 + seed])
-            runs.append(of)
         cell = Cell("fedavg", {}, held_out, [Run(seed, {}) for seed in (0, 1)])
-        result.append((label, place, Result(cell, runs)))
+        logs[place] = lines
+        found.append((label, place, Result(cell, runs)))
     monkeypatch.setattr(figures.log, "read", lambda folder, done: logs[folder])
-    return result
+    return found
 
 
-LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i in range(16)]
+LONG = [f"an algorithm with a_long_setting=of_some_value and cost=$a${i}" for i in range(8)]
 
 
-@pytest.mark.parametrize(
-    ("labels", "num_domains", "clients"), [(LONG[:8], 6, 6), (["fedavg"], 2, 200)]
-)
+@pytest.mark.parametrize(("labels", "num_domains", "clients"), [(LONG, 6, 6), (["fedavg"], 2, 200)])
 def test_one_panel(
     saved: dict[str, Figure],
     monkeypatch: pytest.MonkeyPatch,
@@ -143,14 +132,12 @@ def test_one_panel(
     domains = [f"d{index}" for index in range(num_domains)]
     made = cells(monkeypatch, labels, domains, domains[-1:], clients)
     figures.write(Path("x"), made, title="my $data$ and its title: " + "long words " * 15)
-    names = {"curves.png", "clients.png"} | ({"domains.png"} if num_domains > 2 else set())
-    assert set(saved) == names
+    assert ("domains.png" in saved) == (num_domains > 2)
     for figure in saved.values():
         check(figure)
         (legend,) = figure.legends
         drawn = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
         assert drawn == [figures.literal(label) for label in labels]
-        assert "mean and standard deviation over 2 seeds" in figure.get_suptitle()
     expected = "client" if clients <= 6 else "clients, the worst first, %"
     assert saved["clients.png"].axes[0].get_xlabel() == expected
     (axis,) = saved["curves.png"].axes
@@ -164,18 +151,14 @@ def test_one_panel(
 def test_panels_of_a_last_line_that_is_not_full(
     saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each column has its label and its ticks; all panels tell the domains in the same places."""
+    """Each column has its label; all panels have the domains in the same places."""
     domains = [str(15 * index) for index in range(7)]
     made = cells(monkeypatch, ["fedavg", "fedprox"], domains, domains, 5)
     figures.write(Path("x"), made, title="digits")
     figure = saved["domains.png"]
     check(figure)
     assert [axis.get_xlabel() for axis in figure.axes] == [""] * 4 + ["domain"] * 3
-    shown = [bool(axis.xaxis.get_tick_params()["labelbottom"]) for axis in figure.axes]
-    assert shown == [False] * 4 + [True] * 3
-    for held_out, axis in zip(domains, figure.axes, strict=True):
-        assert axis.get_title() == f"held out: {held_out}"
-        assert [text.get_text() for text in axis.get_xticklabels()] in ([], domains)
+    for axis in figure.axes:
         fedavg = [line.get_xydata()[0] for line in axis.lines][: len(domains)]
         # Where the round is 5, and the mean seed 0.5.
         np.testing.assert_allclose([y for _, y in fedavg], [10 * at + 5.5 for at in range(7)])
@@ -216,11 +199,9 @@ def test_curves_of_errors_that_fall_far_are_logarithmic(
     read = figures.log.read
 
     def scaled(folder: Path, done: int) -> list[Line]:
-        # Round 0 alone is worse by the factor.
+        """Round 0 alone is worse by the factor."""
         lines = read(folder, done)
-        factors = [1 if one.round else factor for one in lines]
-        pairs = zip(lines, factors, strict=True)
-        return [one | {"test_score": one.test_score * times} for one, times in pairs]
+        return [x if x.round else x | {"test_score": factor * x.test_score} for x in lines]
 
     monkeypatch.setattr(figures.log, "read", scaled)
     figures.write(Path("x"), made, title="digits")

@@ -1,5 +1,6 @@
 """The picture of an experiment's data: it shows what the clients hold, and the table counts it."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -101,27 +102,23 @@ def test_the_figure_shows_labels_images_and_counts(
     assert [tick.get_text() for tick in images.get_yticklabels()] == list("0123456789")
     assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 10)
     drawn = [np.asarray(image.get_array()) for image in images.get_images()]
-    assert len(drawn) == 10 * (5 + 1)  # and a class by colour for each domain
     for domain in range(10):
-        *pictures, joint = drawn[6 * domain : 6 * domain + 6]
+        *pictures, joint = drawn[6 * domain : 6 * domain + 6]  # and a class by colour
         rows = data_figures.in_turn(dataset, domain, 5)
         for label, (row, picture) in enumerate(zip(rows, pictures, strict=True)):
-            assert dataset.y[row] == label
-            assert dataset.domain[row] == domain
+            assert (dataset.y[row], dataset.domain[row]) == (label, domain)
             bright = dataset.x.image[row, ..., 0] == 255
             color = stains.STROKES[(label + domain) % 10] / 255
             np.testing.assert_allclose(picture[bright], color[None].repeat(bright.sum(), 0))
-        for label, color in np.ndindex(10, 10):
-            here = (dataset.y == label) & (dataset.domain == domain)
-            assert joint[label, color] == (dataset.x.stroke[here] == color).sum()
-    assert by_class.get_title() == "examples by class,\nwith validation"
+        here = dataset.domain == domain
+        pairs = zip(dataset.y[here], dataset.x.stroke[here], strict=True)
+        expected = Counter((int(y), int(color)) for y, color in pairs)
+        assert {at: n for at, n in np.ndenumerate(joint) if n} == expected
     sizes = [int(row[1]) + int(row[2]) for row in cells(text)[1:10]] + [(dataset.domain == 9).sum()]
     for axis, names in ((by_class, list("0123456789")), (by_color, list(stains.COLORS))):
         assert [tick.get_text() for tick in axis.get_xticklabels()] == names
         counts = np.reshape([int(t.get_text() or 0) for t in axis.texts], (10, len(names)))
         np.testing.assert_array_equal(counts.sum(1), sizes)
-        shares = np.asarray(axis.get_images()[0].get_array())
-        np.testing.assert_allclose(shares, counts / np.array(sizes)[:, None])
 
 
 def test_wrong_labels_are_counted_and_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,19 +145,14 @@ def test_wrong_labels_are_counted_and_red(tmp_path: Path, monkeypatch: pytest.Mo
     assert not any(red[-10:])
 
 
-@pytest.mark.parametrize("channels", [2, 5])
-def test_rgb(channels: int) -> None:
-    x = np.random.default_rng(0).uniform(size=(2, 3, 4, channels)).astype(np.float32)
-    rgb = data_figures.to_rgb(x)
-    assert rgb.shape == (2, 3, 4, 3)
-    assert rgb.min() >= 0
-    assert rgb.max() <= 1
-    if channels < 4:
-        red_green_blue = {1: x.repeat(3, -1), 2: np.pad(x, [(0, 0)] * 3 + [(0, 1)]), 3: x}
-        np.testing.assert_allclose(rgb, red_green_blue[channels])
-    else:  # an image in one channel has that channel's hue, and hues differ
-        hues = data_figures.to_rgb(np.eye(channels)[:, None, None])
-        assert len(np.unique(hues.round(3), axis=0)) == channels
+def test_rgb() -> None:
+    x = np.random.default_rng(0).uniform(size=(2, 3, 4, 5)).astype(np.float32)
+    two = data_figures.to_rgb(x[..., :2])
+    np.testing.assert_allclose(two, np.pad(x[..., :2], [(0, 0)] * 3 + [(0, 1)]))
+    assert data_figures.to_rgb(x).max() <= 1
+    # An image in one channel has that channel's hue, and hues differ.
+    hues = data_figures.to_rgb(np.eye(5)[:, None, None])
+    assert len(np.unique(hues.round(3), axis=0)) == 5
 
 
 def test_labels_come_in_turn() -> None:
