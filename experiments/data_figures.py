@@ -223,8 +223,8 @@ def _paint_images(axis: Axes, dataset: Dataset, is_wrong: np.ndarray, count: int
             start = count + 0.5 + 1.6 * index
             joint = np.zeros((len(dataset.classes), cue.max() + 1))
             np.add.at(joint, (dataset.y[here], cue[here]), 1)
-            place = (start, start + 1, top + 0.94, top)
-            axis.imshow(joint, cmap="Blues", vmin=0, extent=place)
+            where = (start, start + 1, top + 0.94, top)
+            axis.imshow(joint, cmap="Blues", vmin=0, extent=where)
             axis.add_patch(Rectangle((start, top), 1, 0.94, fill=False, lw=0.4))
             if line == 0:
                 text = f"class (down)\nby {name}"

@@ -244,7 +244,7 @@ def main_table(
     rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
     columns += [("at round", rounds.agg(known(spread)).to_dict()), last]
     if diverged:
-        columns.append(("runs diverged", diverged))
+        columns.append(("runs diverged", {**diverged}))
     if paper:
         columns.append(("paper", {label: paper.get(label.split()[0], "") for label in labels}))
     return _of_columns(f"held-out {measure.heading()}", labels, columns)
