@@ -185,18 +185,16 @@ def best_of(path: Path) -> tuple[str, ...]:
     return (FEDAVG, *means.dropna().nlargest(_BEST).index)
 
 
-def _draw_map(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    return figures.heat_map(path, data, cells_of(results))
-
-
-def _draw_severity(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    return figures.by_severity(path, data, cells_of(results))
-
-
 STUDIES: Mapping[str, Study] = {
-    "map": Study(functools.partial(_rows, study="map"), figures={"": _draw_map}, draws_rows=False),
+    "map": Study(
+        functools.partial(_rows, study="map"),
+        figures={"": lambda path, data, rows: figures.heat_map(path, data, cells_of(rows))},
+        draws_rows=False,
+    ),
     "severity": Study(
-        functools.partial(_rows, study="severity"), figures={"": _draw_severity}, draws_rows=False
+        functools.partial(_rows, study="severity"),
+        figures={"": lambda path, data, rows: figures.by_severity(path, data, cells_of(rows))},
+        draws_rows=False,
     ),
 }
 CAPTION = (

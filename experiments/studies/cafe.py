@@ -168,15 +168,14 @@ def _columns(result: RowResult) -> Cells:
     }
 
 
-def _scores(result: RowResult) -> study.ByHeading:
-    """The accuracies by which methods are compared."""
-    headings = {
+_scores = study.scores(
+    {
         "validation, %": "validation_score",
         "test, %": "test_score",
         "balanced, %": "balanced_score",
         "clients' tests, %": "client_score",
     }
-    return study.selected_scores(result, headings) | study.last_scores(result)
+)
 
 
 NUMBERS = study.numbers_of("cafe")

@@ -333,10 +333,7 @@ def _selected(result: RowResult) -> Cells:
     }
 
 
-def _scores(result: RowResult) -> study.ByHeading:
-    """The accuracies by which methods are compared."""
-    headings = {"validation, %": "validation_score", "test, %": "test_score"}
-    return study.selected_scores(result, headings) | study.last_scores(result)
+_scores = study.scores({"validation, %": "validation_score", "test, %": "test_score"})
 
 
 _ROUNDS = (1, 2, 3, 5, 10, 20)  # in which Simpson's paradox shows

@@ -251,15 +251,14 @@ def _by_domain(result: RowResult) -> Cells:
     }
 
 
-def _scores(result: RowResult) -> study.ByHeading:
-    """The accuracies by which methods are compared."""
-    at = {run["seed"]: line for run, line in _selected(result, result.only)}
-    headings = {
+_scores = study.scores(
+    {
         "training domains, %": "validation_score",
         "test, %": "test_score",
         "worst domain, %": "worst_score",
-    }
-    return study.scores(at, headings) | study.last_scores(result)
+    },
+    lambda result: {run["seed"]: line for run, line in _selected(result, result.only)},
+)
 
 
 def _scores_by_domain(result: RowResult) -> study.ByHeading:

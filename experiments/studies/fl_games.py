@@ -107,10 +107,9 @@ def _ends(result: RowResult) -> dict[int, Record]:
     return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
 
 
-def _scores(result: RowResult) -> study.ByHeading:
-    """The accuracies by which methods are compared."""
-    headings = {"test, %": "test_score", "worst domain, %": "worst_score"}
-    return study.scores(_ends(result), headings)
+_scores = study.scores(
+    {"test, %": "test_score", "worst domain, %": "worst_score"}, _ends, has_last=False
+)
 
 
 def _columns(result: RowResult) -> Cells:

@@ -288,23 +288,26 @@ def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     return cell if cell.runs or not one else cell._replace(runs=one.runs)
 
 
-def scores(of_seeds: Mapping[int, Any], headings: Mapping[str, str]) -> ByHeading:
-    """The accuracies of each seed's evaluation. headings: those of the table -> the accuracy."""
-    return {
-        heading: {seed: line[accuracy] for seed, line in of_seeds.items()}
-        for heading, accuracy in headings.items()
-    }
+def scores(
+    headings: Mapping[str, str],
+    served: Callable[[RowResult], Mapping[int, Any]] | None = None,
+    *,
+    has_last: bool = True,
+) -> Callable[[RowResult], ByHeading]:
+    """A function that gives the scores by which a study compares methods.
 
+    headings: of the table -> the accuracy. served: the evaluation of each seed, by default the
+    selected one. has_last: whether the test at the last round is compared, too.
+    """
 
-def selected_scores(result: RowResult, headings: Mapping[str, str]) -> ByHeading:
-    """The accuracies of the selected evaluations of a row's only cell, as in `scores`."""
-    return scores({run["seed"]: run["selected"] for run in result.only.runs}, headings)
+    def of_row(result: RowResult) -> ByHeading:
+        selected = {run["seed"]: run["selected"] for run in result.only.runs}
+        lines = (served(result) if served else selected).items()
+        found = {name: {seed: line[key] for seed, line in lines} for name, key in headings.items()}
+        last = {run["seed"]: run["last"]["test_score"] for run in result.only.runs}
+        return found | ({"test at the last, %": last} if has_last else {})
 
-
-def last_scores(result: RowResult) -> ByHeading:
-    """The test accuracies at the last round of a row's only cell."""
-    of_seeds = {run["seed"]: run["last"] for run in result.only.runs}
-    return scores(of_seeds, {"test at the last, %": "test_score"})
+    return of_row
 
 
 def run_all(paper: Paper, options: Options) -> str:
