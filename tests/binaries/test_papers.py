@@ -52,6 +52,27 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
                 assert one.nonfinite == "mark"  # a run that diverges stops no other
 
 
+# A method's own flags; all others are the same for the methods that a study compares.
+OWN = {"algorithm", "set", "learning_rate", "momentum", "cut", "run_dir"}
+
+
+@pytest.mark.parametrize(
+    ("name", "study_name"),
+    [("cafe", "methods"), ("fedcfa", "methods"), ("fedipg", "domains"), ("fedipg", "combinations")],
+)
+def test_methods_have_as_many_settings_in_the_same_federation(
+    name: str, study_name: str, tmp_path: Path
+) -> None:
+    chosen = paper(name)
+    each = chosen.studies[study_name]
+    for data in each.data or chosen.data:
+        configs = study.configs(each.rows(data), tmp_path)
+        assert len({str(one.only({*vars(one)} - OWN)) for one in configs}) == 1
+        for one in configs:
+            (cell,) = grid.cells(one, [None])
+            assert len(cell.runs) == 4 * len(one.seeds)
+
+
 def test_a_study_takes_the_first_of_its_data_by_default() -> None:
     assert options(paper("fedipg"), "--study=domains").data == ("rotated_mnist",)
     assert options(paper("fedipg")).data == ("colored_mnist",)

@@ -14,25 +14,6 @@ from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 from runs import no_figures
 
 
-@pytest.mark.parametrize("data", fedcfa.PAPER.data)
-def test_methods_have_as_many_settings_in_the_same_federation(data: str) -> None:
-    chosen = {row.label: config.of_arguments(row.flags) for row in fedcfa.methods(data)}
-    assert len(chosen) == 7
-    alike = []
-    for label, one in chosen.items():
-        (cell,) = grid.cells(one, [None])
-        hypers = {str(run.hyper) for run in cell.runs}
-        assert len(hypers) == 4, label
-        assert len(cell.runs) == 4 * len(one.seeds)
-        # What it is that they are compared on; SCAFFOLD alone has no momentum.
-        same = vars(one)
-        own = ("algorithm", "set", "learning_rate", "cut", "momentum")
-        alike.append({name: value for name, value in same.items() if name not in own})
-        assert one.momentum == (0.0 if label == "SCAFFOLD" else 0.9)
-        assert one.cut == (fedcfa.SETTINGS[data].hook if label == "FedCFA" else -1)
-    assert all(one == alike[0] for one in alike)
-
-
 @pytest.mark.parametrize("data", ["fashion_mnist", "cifar10_resnet"])
 def test_partitions_are_what_they_are_called(data: str) -> None:
     rows = fedcfa.partitions(data)

@@ -1,13 +1,12 @@
 """FedIPG's studies of the rules that end it and of its penalty, on logs made by hand."""
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments import build, config
+from fedjax_inv_experiments import config
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.studies import fedipg, study
 from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
@@ -91,15 +90,6 @@ def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
     assert len(first.learning_rate) == 4
     for one in others:
         assert set(one.learning_rate) < set(first.learning_rate)
-
-
-@pytest.mark.parametrize("data", fedipg._DOMAINS)
-def test_every_method_chooses_among_four_settings(data: str) -> None:
-    for row in fedipg.domains(data):
-        chosen = config.of_arguments(row.flags)
-        (own,) = build.settings(chosen).values()
-        assert len(chosen.learning_rate) * math.prod(map(len, own.values())) == 4
-        assert own.get("num_rounds", (chosen.rounds,)) == (chosen.rounds,)
 
 
 def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
