@@ -22,7 +22,6 @@ ALGORITHMS = sorted(
     for path in (Path(_LIBRARY.origin).parent / "algorithms").glob("*.py")
     if path.stem != "__init__"
 )
-_LARGEST = 1e38  # float32 distinguishes it from infinity, and its inverse from 0
 
 
 class _List(flags.ArgumentParser[Any]):
@@ -45,10 +44,17 @@ class _Commas(flags.ArgumentSerializer[Any]):
         return ",".join(map(str, value))
 
 
+# Bounds of `DEFINE_float`.
+_SHARE = {"lower_bound": 0.0, "upper_bound": 1.0}
+_BELOW_1 = {"lower_bound": 0.0, "upper_bound": 1 - 1e-6}
+_INSIDE = {"lower_bound": 1e-6, "upper_bound": 1 - 1e-6}
+_PART = {"lower_bound": 1e-38, "upper_bound": 1.0}
+
 _TEXT: flags.ArgumentParser[Any] = flags.ArgumentParser()
 _REAL = flags.FloatParser()
-_POSITIVE = flags.FloatParser(lower_bound=1 / _LARGEST)
-_PROBABILITY = flags.FloatParser(lower_bound=0, upper_bound=1)
+_POSITIVE = flags.FloatParser(lower_bound=1e-38)  # float32 distinguishes it from 0
+_PROBABILITY = flags.FloatParser(**_SHARE)
+_COUNT = flags.IntegerParser(lower_bound=1)
 
 
 def _define_list(
@@ -102,7 +108,7 @@ flags.DEFINE_multi_string(
     "set",
     [],
     "A setting of the algorithm, name=value, or for a grid name=value,value; repeat the flag for "
-    "several. docs/algorithms.md and the docstring of fedjax_inv.algorithms.NAME describe them. A "
+    "several. docs/algorithms.md and the docstrings of fedjax_inv.algorithms describe them. A "
     "later value replaces an earlier one; --set=name= takes it back.",
 )
 _must_be_settings("set")
@@ -111,17 +117,16 @@ _must("paper", "algorithm=number", lambda entries: all(map(_names_number, entrie
 flags.DEFINE_string(
     "loss",
     "auto",
-    "The loss of training and evaluations: cross_entropy or focal for classes; "
-    "binary_cross_entropy or focal for labels, of which several may be true; squared_error or "
-    "huber for values; or package.module:function. auto: the first of these.",
+    "cross_entropy or focal for classes; binary_cross_entropy or focal for labels, of which "
+    "several may be true; squared_error or huber for values; or package.module:function. auto: the "
+    "first.",
 )
 flags.DEFINE_string(
     "score",
     "auto",
-    "The score of evaluations, by which rounds and hyperparameters are selected: accuracy for "
-    "classes; label_accuracy or exact_match (of all labels) for labels; absolute_error or "
-    "squared_error for values; or package.module:name of a function (higher is better) or of a "
-    "fedjax_inv.objectives.Score. auto: the first of these.",
+    "What selects rounds and hyperparameters: accuracy for classes; label_accuracy or exact_match "
+    "for labels; absolute_error or squared_error for values; or package.module:name of a function "
+    "(higher is better) or of a fedjax_inv.objectives.Score. auto: the first.",
 )
 
 
@@ -141,19 +146,11 @@ flags.DEFINE_string(
     "path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of Sentiment140 (.csv), of "
     "a table (.csv or .parquet) or of a folder of x.npy, y.npy and others.",
 )
-_define_list("target_column", ["target"], "The column of a table's targets; several with commas.")
+_define_list("target_column", ["target"], "The columns of a table's targets.")
 flags.DEFINE_string("domain_column", "domain", "The column of a table's domains, if there are any.")
-flags.DEFINE_string(
-    "client_column", "client", "The column of a table's clients, for --partition=user."
-)
-flags.DEFINE_string(
-    "test_column",
-    "test",
-    "The column that says whether a row of a table is in the test split (true/false or 1/0).",
-)
-_define_list(
-    "ignored_columns", [], "Columns of a table that no flag names and that are not features."
-)
+flags.DEFINE_string("client_column", "client", "That of its clients, for --partition=user.")
+flags.DEFINE_string("test_column", "test", "That of its test split: true/false or 1/0.")
+_define_list("ignored_columns", [], "Other columns of a table that are not features.")
 flags.DEFINE_enum(
     "task",
     "auto",
@@ -163,45 +160,22 @@ flags.DEFINE_enum(
     "true/false, else values.",
 )
 flags.DEFINE_string("data_dir", "", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+flags.DEFINE_integer("image_size", 0, "Side of a folder's images; 0: as they are.", lower_bound=0)
+flags.DEFINE_integer("stride", 1, "Keep every n-th pixel (2: 14x14 MNIST).", lower_bound=1)
+flags.DEFINE_integer("vocabulary", 0, "Most frequent words of a text; 0: 10,000.", lower_bound=0)
+flags.DEFINE_integer("text_length", 0, "Words of a text, cut or padded; 0: 30.", lower_bound=0)
 flags.DEFINE_integer(
-    "image_size",
-    0,
-    "Side in pixels that a folder's images are scaled to; 0: as they are.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "stride", 1, "Keep every n-th pixel of each row and column (2: 14x14 MNIST).", lower_bound=1
-)
-flags.DEFINE_integer(
-    "vocabulary",
-    0,
-    "Size of a text's vocabulary, the most frequent words in training; 0: 10,000.",
-    lower_bound=0,
-)
-flags.DEFINE_integer(
-    "text_length", 0, "Number of words that a text is cut or padded to; 0: 30.", lower_bound=0
-)
-flags.DEFINE_integer(
-    "max_examples",
-    0,
-    "How many examples are drawn from larger data, the same ones in every run; 0: all.",
-    lower_bound=0,
+    "max_examples", 0, "Examples drawn of larger data, always the same; 0: all.", lower_bound=0
 )
 flags.DEFINE_string(
     "held_out",
     "",
     "The domain that only the test sees; for a grid several with commas, or all, each in turn; "
-    "none: the official test split, or a random part. Default: the last domain, or none if there "
-    "is only one.",
+    "none: the official test split, or a random part. Default: the last of several.",
 )
 _must("held_out", "different names", lambda names: len({*names.split(",")}) == names.count(",") + 1)
 flags.DEFINE_float(
-    "test_fraction",
-    0.2,
-    "The part of the examples that is drawn for the test, if the data have no test split and no "
-    "domain is held out.",
-    lower_bound=1e-6,
-    upper_bound=1 - 1e-6,
+    "test_fraction", 0.2, "The random part for the test, without split or --held_out.", **_INSIDE
 )
 DATA = _section()
 
@@ -223,16 +197,10 @@ flags.DEFINE_enum(
     "environment",
     "auto",
     ["auto", *ENVIRONMENTS],
-    "How domains are made of the data; auto: none for a file or a folder, else rotated. "
-    + "; ".join(f"{name}: {text}" for name, text in ENVIRONMENTS.items())
-    + ".",
+    "; ".join(f"{name}: {text}" for name, text in ENVIRONMENTS.items())
+    + ". auto: none for a file or a folder, else rotated.",
 )
-flags.DEFINE_string(
-    "data_seed",
-    "each",
-    "Seeds which example goes to which environment, and what is drawn there; each: every seed "
-    "draws its own.",
-)
+flags.DEFINE_string("data_seed", "each", "Seeds the environments; each: every seed draws its own.")
 must_be_number_or("data_seed", "each")
 _DEGREES = flags.FloatParser(lower_bound=-360, upper_bound=360)
 _define_list("angles", [0, 15, 30, 45, 60, 75], "Degrees of the rotated domains.", _DEGREES)
@@ -251,56 +219,27 @@ def _angles_differ(values: Mapping[str, Any]) -> bool:
     return len({*angles}) == len(angles) > 0
 
 
-flags.DEFINE_integer(
-    "num_classes",
-    2,
-    "Classes of colored and patched environments, each a group of the data's.",
-    lower_bound=2,
-)
+flags.DEFINE_integer("num_classes", 2, "Classes of colored and patched, in groups.", lower_bound=2)
 _define_list(
-    "flips",
-    [0.2, 0.1],
-    "Probability that the colour (or patch) disagrees with the label, in each training domain.",
-    _PROBABILITY,
+    "flips", [0.2, 0.1], "How often the cue disagrees with the label, by domain.", _PROBABILITY
 )
-flags.DEFINE_float("test_flip", 0.9, "The same in the test.", lower_bound=0, upper_bound=1)
-flags.DEFINE_float(
-    "label_noise",
-    0.25,
-    "Probability that the label disagrees with the image.",
-    lower_bound=0,
-    upper_bound=1,
-)
+flags.DEFINE_float("test_flip", 0.9, "The same in the test.", **_SHARE)
+flags.DEFINE_float("label_noise", 0.25, "How often the label disagrees with the image.", **_SHARE)
 flags.DEFINE_bool("binarise", True, "Whether colored makes every pixel that is not 0 white.")
 flags.DEFINE_enum(
     "stain",
     "foreground",
     ["foreground", "background", "both"],
-    "What is coloured: the strokes, the ground, or both.",
+    "What is coloured: strokes, ground.",
 )
 flags.DEFINE_integer("training_domains", 5, "Training domains of stained images.", lower_bound=1)
 flags.DEFINE_integer(
-    "domain_size",
-    0,
-    "Examples of each, or originals if they have copies (--dataset=moved_digits); 0: an equal "
-    "share of all that are not for the test.",
-    lower_bound=0,
+    "domain_size", 0, "Originals of each; 0: an equal share of all outside the test.", lower_bound=0
 )
 flags.DEFINE_enum(
-    "shading",
-    "paradox",
-    ["paradox", "random"],
-    "Colours of the clients' images in --environment=simpson: from light to dark by client "
-    "(paradox), or random ones, as in the test (random).",
+    "shading", "paradox", ["paradox", "random"], "Colours of simpson: by client, or as in the test."
 )
-flags.DEFINE_float(
-    "paradox",
-    1.0,
-    "The probability that a client's image has its colour by --shading=paradox; the others have "
-    "random ones.",
-    lower_bound=0,
-    upper_bound=1,
-)
+flags.DEFINE_float("paradox", 1.0, "The share of images with the client's colour.", **_SHARE)
 ENVIRONMENT = _section()
 
 # How clients share the training examples.
@@ -309,42 +248,22 @@ flags.DEFINE_enum(
     "partition",
     "domain",
     ["domain", "mixed", "iid", "dirichlet", "quantity", "shards", "user"],
-    "How clients share the training examples; mixed: domains, mixed by --mixing; dirichlet: each "
-    "class in random proportions; quantity: random sizes; shards: pieces of the examples sorted by "
-    "label; user: all examples of a user (in a table or an .npz: client) go to one client.",
+    "mixed: domains, mixed by --mixing; dirichlet: each class in random proportions; quantity: "
+    "random sizes; shards: pieces of the examples sorted by label; user: all examples of a user "
+    "(in a table or an .npz: client) go to one client.",
 )
-flags.DEFINE_float(
-    "alpha",
-    0.5,
-    "Concentration of --partition=dirichlet and --partition=quantity.",
-    lower_bound=1 / _LARGEST,
-)
-flags.DEFINE_integer(
-    "min_size",
-    -1,
-    "The fewest examples of a client in those two partitions; -1: as many as classes.",
-    lower_bound=-1,
-)
-flags.DEFINE_integer(
-    "classes_per_client",
-    2,
-    "Number of equal shards that a client of --partition=shards gets; one holds a class, or the "
-    "end of one and the beginning of the next.",
-    lower_bound=1,
-)
+flags.DEFINE_float("alpha", 0.5, "Concentration of dirichlet and quantity.", lower_bound=1e-38)
+flags.DEFINE_integer("min_size", -1, "Fewest examples there; -1: as many as classes.", -1)
+flags.DEFINE_integer("classes_per_client", 2, "Shards of a client, about a class each.", 1)
 flags.DEFINE_float(
     "mixing",
     0.1,
-    "The part of each domain that --partition=mixed shares among all clients; the rest goes to the "
-    "clients of that domain. 0: as few domains in a client as possible; 1: all alike.",
-    lower_bound=0,
-    upper_bound=1,
+    "The part of each domain that mixed shares among all clients; the rest goes to the clients of "
+    "that domain. 0: as few domains in a client as possible; 1: all alike.",
+    **_SHARE,
 )
 flags.DEFINE_integer(
-    "clients",
-    0,
-    "Training clients; 0: one per training domain, with --partition=user one per user.",
-    lower_bound=0,
+    "clients", 0, "Training clients; 0: one per training domain, or per user.", lower_bound=0
 )
 flags.DEFINE_float(
     "imbalance",
@@ -358,86 +277,46 @@ flags.DEFINE_float(
     0.0,
     "The probability that a label of some clients is replaced by another class, drawn uniformly: "
     "in training and, as nobody knows it, in validation. Labels of the test stay right.",
-    lower_bound=0,
-    upper_bound=1,
+    **_SHARE,
 )
-flags.DEFINE_float(
-    "wrong_clients",
-    0.5,
-    "The part of clients that --wrong_labels concerns, rounded; which ones is drawn.",
-    lower_bound=1 / _LARGEST,
-    upper_bound=1,
-)
+flags.DEFINE_float("wrong_clients", 0.5, "The part of clients that this concerns.", **_PART)
 PARTITION = _section()
 
 # The local training of clients, and the server's optimizer.
 
 flags.DEFINE_integer("local_epochs", 1, "Passes over a client's examples per round.", lower_bound=1)
-flags.DEFINE_integer(
-    "local_steps", 0, "If above 0: steps per round instead of passes.", lower_bound=0
-)
+flags.DEFINE_integer("local_steps", 0, "If above 0: steps instead of passes.", lower_bound=0)
 flags.DEFINE_integer("batch_size", 32, "Examples per step; 0: all of the client's.", lower_bound=0)
 _OF_OPTAX = "or another of optax that needs a learning rate only"
 flags.DEFINE_string(
     "optimizer",
     "sgd",
-    f"The clients' optimizer: sgd, adam, adamw, rmsprop, lion, {_OF_OPTAX}. It starts anew every "
-    "round.",
+    f"The clients': sgd, adam, adamw, rmsprop, lion, {_OF_OPTAX}. It starts anew every round.",
 )
 flags.DEFINE_multi_string(
-    "optimizer_set",
-    [],
-    "An argument of that optimizer, name=value, instead of optax's default; repeat the flag for "
-    "several.",
+    "optimizer_set", [], "An argument of that optimizer, name=value; repeat the flag for several."
 )
 _must_be_settings("optimizer_set")
 _define_list("learning_rate", [0.1], "The clients' learning rate; for a grid several.", _POSITIVE)
 _must("learning_rate", "one or several numbers", bool)
 flags.DEFINE_enum(
-    "schedule",
-    "constant",
-    ["constant", "cosine"],
-    "How the clients' learning rate changes over the rounds. A cosine ends with --rounds.",
+    "schedule", "constant", ["constant", "cosine"], "How it changes; a cosine ends with --rounds."
 )
-flags.DEFINE_integer(
-    "warmup_rounds",
-    0,
-    "Rounds in which the learning rate rises linearly, before the schedule begins.",
-    lower_bound=0,
-)
-flags.DEFINE_float("momentum", 0.0, "Momentum of the clients' sgd.", lower_bound=0)
-flags.DEFINE_float(
-    "clip",
-    0.0,
-    "The largest norm of a local step's gradient, which is scaled down; 0: any.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "weight_decay",
-    0.0,
-    "Times the parameters: added to a local step's gradient (L2).",
-    lower_bound=0,
-)
+flags.DEFINE_integer("warmup_rounds", 0, "Rounds in which it first rises.", lower_bound=0)
+flags.DEFINE_float("momentum", 0.0, "Momentum of the clients' sgd.", **_BELOW_1)
+flags.DEFINE_float("clip", 0.0, "Largest norm of a step's gradient; 0: any.", lower_bound=0)
+flags.DEFINE_float("weight_decay", 0.0, "Times the parameters, in the gradient.", lower_bound=0)
 flags.DEFINE_string(
     "server_optimizer",
     "sgd",
     "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi, both with "
     f"b2=0.99; {_OF_OPTAX}.",
 )
-_define_list(
-    "server_learning_rate", [1.0], "The server's learning rate; for a grid several.", _POSITIVE
-)
+_define_list("server_learning_rate", [1.0], "The server's; for a grid several.", _POSITIVE)
 _must("server_learning_rate", "one or several numbers", bool)
 _must_differ("learning_rate", "server_learning_rate")
-flags.DEFINE_float("server_momentum", 0.0, "Momentum of the server's sgd.", lower_bound=0)
-for _name in ("momentum", "server_momentum"):
-    _must(_name, "below 1", lambda value: value < 1)
-flags.DEFINE_float(
-    "server_epsilon",
-    1e-3,
-    "The constant that the server's adam and yogi add to the root of the second moment.",
-    lower_bound=1 / _LARGEST,
-)
+flags.DEFINE_float("server_momentum", 0.0, "Momentum of the server's sgd.", **_BELOW_1)
+flags.DEFINE_float("server_epsilon", 1e-3, "eps of the server's adam and yogi.", lower_bound=1e-38)
 TRAINING = _section()
 
 # The network.
@@ -449,19 +328,16 @@ _define_list(
     [],
     "Widths of the hidden layers; default: the network's own; of the mlp on vectors of D numbers "
     "two layers of 4 D, at least 32 and at most 390.",
-    flags.IntegerParser(lower_bound=1),
+    _COUNT,
 )
 flags.DEFINE_enum("activation", "relu", ["relu", "elu"], "Activation of the mlp.")
 flags.DEFINE_enum(
     "norm",
     "none",
     ["none", "batch", "group", "frozen"],
-    "Normalisation layers; none: the network's own (mlp and lenet: none, resnet18 and resnet50: "
-    "batch).",
+    "Normalisation layers; none: the network's own (of resnet18 and resnet50: batch).",
 )
-flags.DEFINE_integer(
-    "cut", -1, "Hidden layers before the cut; -1: all, the head is the classifier.", lower_bound=-1
-)
+flags.DEFINE_integer("cut", -1, "Hidden layers before the cut; -1: all.", lower_bound=-1)
 flags.DEFINE_string(
     "weights",
     "",
@@ -481,9 +357,7 @@ _define_list(
     "Names of the parameters to train, such as head, body/blocks_1 or */bias; all others stay as "
     "they start, and are not uploaded. Default: all are trained.",
 )
-flags.DEFINE_bool(
-    "augment", False, "Whether training images (RGB) are cropped, flipped and coloured at random."
-)
+flags.DEFINE_bool("augment", False, "Crop, flip and colour training images (RGB) at random.")
 flags.DEFINE_bool(
     "standardise",
     False,
@@ -492,10 +366,7 @@ flags.DEFINE_bool(
     "0, and categories stay as they are.",
 )
 flags.DEFINE_enum(
-    "dtype",
-    "float32",
-    ["float32", "bfloat16"],
-    "The dtype that the network computes in; parameters, losses and the server's sums are float32.",
+    "dtype", "float32", ["float32", "bfloat16"], "Of the network's computation; sums are float32."
 )
 NETWORK = _section()
 
@@ -509,13 +380,7 @@ def _cohort_fits(values: Mapping[str, Any]) -> bool:
     return not values["clients"] or values["cohort"] <= values["clients"]
 
 
-flags.DEFINE_float(
-    "sampling_rate",
-    1.0,
-    "The part of the clients that is drawn each round, instead of --cohort.",
-    lower_bound=1 / _LARGEST,
-    upper_bound=1,
-)
+flags.DEFINE_float("sampling_rate", 1.0, "The part that is drawn, instead of --cohort.", **_PART)
 _define_list(
     "slow",
     [],
@@ -536,37 +401,11 @@ def _by_client(entries: Sequence[str], parser: flags.ArgumentParser[Any]) -> boo
     return len({*clients}) == len(clients) and min(clients, default=0) >= 0
 
 
-_must(
-    "slow",
-    "client:rounds, once for a client",
-    lambda entries: _by_client(entries, flags.IntegerParser(lower_bound=1)),
-)
-_must(
-    "lossy",
-    "client:probability, once for a client",
-    lambda entries: _by_client(entries, _PROBABILITY),
-)
-flags.DEFINE_float(
-    "dropout",
-    0.0,
-    "The probability that the update of a drawn client does not arrive.",
-    lower_bound=0,
-)
-_must("dropout", "below 1", lambda value: value < 1)
-flags.DEFINE_float(
-    "frequency",
-    1.0,
-    "The probability that an update of a --sparse client arrives in a round.",
-    lower_bound=1 / _LARGEST,
-    upper_bound=1,
-)
-flags.DEFINE_float(
-    "sparse",
-    0.5,
-    "The part of the clients, drawn with the seed, that --frequency is for.",
-    lower_bound=0,
-    upper_bound=1,
-)
+_must("slow", "client:rounds, once for a client", lambda entries: _by_client(entries, _COUNT))
+_must("lossy", "client:probability, once", lambda entries: _by_client(entries, _PROBABILITY))
+flags.DEFINE_float("dropout", 0.0, "How often a drawn client's update does not arrive.", **_BELOW_1)
+flags.DEFINE_float("frequency", 1.0, "How often that of a --sparse client arrives.", **_PART)
+flags.DEFINE_float("sparse", 0.5, "The part of clients, drawn, that this is for.", **_SHARE)
 flags.DEFINE_enum(
     "late",
     "drop",
@@ -582,10 +421,7 @@ def _delays_fit(values: Mapping[str, Any]) -> bool:
 
 
 flags.DEFINE_enum(
-    "missing",
-    "skip",
-    ["skip", "reuse"],
-    "The substitute for an update that does not arrive: none (skip), or the client's last one.",
+    "missing", "skip", ["skip", "reuse"], "In place of an update: none, or the client's last one."
 )
 flags.DEFINE_bool("first_all", False, "Whether all clients take part once at the beginning.")
 PARTICIPATION = _section()
@@ -599,9 +435,7 @@ flags.DEFINE_integer(
     "--checkpoint_every.",
     lower_bound=1,
 )
-flags.DEFINE_bool(
-    "eval_start", True, "Whether the untrained network is evaluated, too, as round 0 of the log."
-)
+flags.DEFINE_bool("eval_start", True, "Whether the untrained network is evaluated, as round 0.")
 flags.DEFINE_integer(
     "watch_examples",
     0,
@@ -625,8 +459,7 @@ _define_list(
 _define_list(
     "stop_above",
     [],
-    "Thresholds: report the state in which that score first reached one of these numbers (of an "
-    "accuracy: between 0 and 1); instead of --stop_below, and without --warm_start.",
+    "The same where that score first reached one of these numbers, without --warm_start.",
     _REAL,
 )
 _must_differ("stop_below", "stop_above")
@@ -649,18 +482,9 @@ flags.DEFINE_string(
 )
 must_be_number_or("warm_start", "clients", "batches")
 flags.DEFINE_enum(
-    "after_stop",
-    "continue",
-    ["continue", "end"],
-    "Whether training goes on when all of --stop_below (or --stop_above) have been met, or ends "
-    "with that state.",
+    "after_stop", "continue", ["continue", "end"], "What follows when all thresholds have been met."
 )
-flags.DEFINE_bool(
-    "tensorboard",
-    False,
-    "Whether evaluations are also written as TensorBoard events, to tensorboard/ in the folder of "
-    "a run; needs the package tensorboardX.",
-)
+flags.DEFINE_bool("tensorboard", False, "Also write evaluations as events, by tensorboardX.")
 METRICS = {
     "balanced_accuracy": "the mean of the accuracies on each class",
     "f1": "the mean F1 of the classes that occur, or of the labels",
@@ -719,22 +543,12 @@ flags.DEFINE_string(
     "The folder of the results; default: runs/, the run's name, and the flags that differ from the "
     "defaults; of a study or map: runs/ and its name.",
 )
-flags.DEFINE_bool(
-    "resume",
-    False,
-    "Continue the run in --run_dir, bit for bit; if there is none, a new one starts.",
-)
+flags.DEFINE_bool("resume", False, "Continue the run in --run_dir, bit for bit, or start it.")
 flags.DEFINE_integer(
-    "checkpoint_every",
-    0,
-    "Rounds between checkpoints; 0: --eval_every, otherwise a multiple of it.",
-    lower_bound=0,
+    "checkpoint_every", 0, "Rounds between checkpoints; 0: --eval_every.", lower_bound=0
 )
 flags.DEFINE_string(
-    "keep_checkpoints",
-    "1",
-    "How many checkpoints stay at the end of a run: the newest ones, or all; --state=ROUND of "
-    "evaluate reads any of them.",
+    "keep_checkpoints", "1", "How many stay at the end of a run: the newest ones, or all."
 )
 must_be_number_or("keep_checkpoints", "all", lowest=1)
 flags.DEFINE_enum(
@@ -753,10 +567,7 @@ for _name, _what in (("client_chunk", "clients of a run"), ("run_chunk", "runs")
     )
     must_be_number_or(_name, "auto")
 flags.DEFINE_string(
-    "devices",
-    "auto",
-    "How many devices the runs and their clients share; with several processes on CPUs, those of "
-    "each; auto: all that help and fit into memory.",
+    "devices", "auto", "How many devices runs and clients share; auto: all that help and fit."
 )
 must_be_number_or("devices", "auto", lowest=1)
 flags.DEFINE_enum(
@@ -778,33 +589,15 @@ flags.DEFINE_enum(
     "products); auto: what the algorithm needs. CPUs always compute float32.",
 )
 flags.DEFINE_enum(
-    "compile",
-    "full",
-    ["full", "quick"],
-    "How programs are compiled for a CPU: full; quick, in less time, to code that runs longer, "
-    "which is faster in all if a run takes seconds.",
+    "compile", "full", ["full", "quick"], "quick: in less time for a CPU, to code that runs longer."
 )
+flags.DEFINE_bool("deterministic", False, "On GPUs, only operations that give the same bits.")
 flags.DEFINE_bool(
-    "deterministic",
-    False,
-    "On GPUs, use only operations that give the same bits each time; without it, a GPU may round "
-    "sums differently from run to run.",
-)
-flags.DEFINE_bool(
-    "distributed",
-    False,
-    "Find the other processes as SLURM, a TPU pod, Open MPI or Kubernetes name them.",
+    "distributed", False, "Find the other processes of SLURM, a TPU pod, Open MPI or Kubernetes."
 )
 flags.DEFINE_string("coordinator_address", "", "host:port of process 0, if there are several.")
-flags.DEFINE_integer(
-    "num_processes",
-    1,
-    "Processes, on one machine or many, whose devices share the runs and their clients.",
-    lower_bound=1,
-)
-flags.DEFINE_integer(
-    "process_id", 0, "The number of this process; process 0 writes.", lower_bound=0
-)
+flags.DEFINE_integer("num_processes", 1, "Processes, on one machine or many.", lower_bound=1)
+flags.DEFINE_integer("process_id", 0, "This process; process 0 writes.", lower_bound=0)
 
 
 @flags.multi_flags_validator(
@@ -836,7 +629,7 @@ def _fits(value: Any) -> bool:
     numbers = [each for each in (value if isinstance(value, tuple) else [value]) if each]
     reals = [abs(each) for each in numbers if isinstance(each, float)]
     wholes = [abs(each) for each in numbers if isinstance(each, int)]
-    fits = all(1 / _LARGEST <= each <= _LARGEST for each in reals)
+    fits = all(1e-38 <= each <= 1e38 for each in reals)
     return fits and max(wholes, default=0) < 2**31
 
 
