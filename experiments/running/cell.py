@@ -54,8 +54,6 @@ def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
     every = config.checkpoint_every or config.eval_every
     saved = checkpoints.Checkpoints(place, config.keep_checkpoints, every, log, best)
     watching = [events.Events(folder, cell, log, measure.name)] if config.tensorboard else []
-    if not config.tensorboard:
-        events.warn_of_old(folder)
     resume, progress = checkpoints.Resume(place, best), Progress(title, log)
     callbacks = [resume, log, *watching, best, progress, stop, saved]
     try:

@@ -8,7 +8,6 @@ import importlib.util
 import math
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,56 +41,35 @@ class Events(Callback):
 
         score: the name of the score.
         """
-        self._folder, self._cell, self._log, self._score = folder, cell, log, score
+        self._folder, self._cell, self._log, self._score = folder / _NAME, cell, log, score
         self._writers: list[Any] = []
 
     def begin(self, fitted: Fitted) -> None:
         """Writes the events of the log so far."""
-        self._writers = _opened(self._folder, self._cell)
-        _add(self._writers, self._log.lines, self._score)
+        if not machine.leads():
+            return
+        import tensorboardX  # slow, and optional
+
+        shutil.rmtree(self._folder, ignore_errors=True)
+        places = (str(self._folder / name) for name in run_names(self._cell))
+        self._writers = [tensorboardX.SummaryWriter(place) for place in places]
+        self._add(self._log.lines)
 
     def evaluated(self, fitted: Fitted) -> None:
         """Writes the events of an evaluation."""
-        _add(self._writers, self._log.new, self._score)
+        self._add(self._log.new)
 
     def end(self, fitted: Fitted) -> None:
         """Closes the files."""
         for writer in self._writers:
             writer.close()
 
-
-def write(folder: Path, cell: Cell, lines: Sequence[Line], score: str) -> None:
-    """Writes the events of a finished cell from its log."""
-    writers = _opened(folder, cell)
-    _add(writers, lines, score)
-    for writer in writers:
-        writer.close()
-
-
-def _opened(folder: Path, cell: Cell) -> list[Any]:
-    """The writers of the runs; only the leading process has them."""
-    if not machine.leads():
-        return []
-    import tensorboardX  # slow, and optional
-
-    shutil.rmtree(folder / _NAME, ignore_errors=True)
-    places = (str(folder / _NAME / name) for name in run_names(cell))
-    return [tensorboardX.SummaryWriter(place) for place in places]
-
-
-def _add(writers: Sequence[Any], lines: Sequence[Line], score: str) -> None:
-    for line in lines if writers else ():
-        for name, value in scalars(line, score):
-            writers[line.run].add_scalar(name, value, line.round)
-    for writer in writers:
-        writer.flush()
-
-
-def warn_of_old(folder: Path) -> None:
-    """Warns of events that a start without --tensorboard does not continue."""
-    if machine.leads() and (folder / _NAME).exists():
-        text = "gets no events of this start; add --tensorboard to write all of them anew"
-        warnings.warn(f"{folder / _NAME} {text}", stacklevel=2)
+    def _add(self, lines: Sequence[Line]) -> None:
+        for line in lines if self._writers else ():
+            for name, value in scalars(line, self._score):
+                self._writers[line.run].add_scalar(name, value, line.round)
+        for writer in self._writers:
+            writer.flush()
 
 
 def run_names(cell: Cell) -> list[str]:

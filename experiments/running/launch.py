@@ -32,7 +32,6 @@ from ..running import (
     events,
     files,
     initial,
-    log,
     provenance,
     records,
 )
@@ -167,7 +166,6 @@ class Launch:
     def run(self, report: Report, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report."""
         assembled, places = self._assembled, self._places
-        config = assembled.config
         with folders.locked(self._folder):
             results = _finished(assembled, places, self._begun)
             todo = [cell for cell in assembled.cells if results[cell.name] is None]
@@ -181,8 +179,6 @@ class Launch:
                         results[cell.name] = self._alone(cell, ahead, stop)
                         if left or self._is_row:  # other rows, or the table of all, may be left
                             _end_if_asked(stop, place)
-                    elif config.tensorboard:  # the finished run may lack events
-                        events.write(place, cell, log.read(place), assembled.task.score.name)
             if not machine.leads():
                 return ""
             labels = zip(grid.short_labels(assembled.cells), assembled.cells, strict=True)
