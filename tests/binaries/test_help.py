@@ -82,7 +82,7 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
         assert study.configs(rows, folder, options.overrides)
 
 
-@pytest.mark.parametrize("name", {module for module, _ in COMMANDS.values()})
+@pytest.mark.parametrize("name", sorted({module for module, _ in COMMANDS.values()}))
 def test_the_examples_of_help_parse(name: str, tmp_path: Path) -> None:
     text = importlib.import_module(f"fedjax_inv_experiments.{name}").__doc__ or ""
     examples = commands(text)
