@@ -123,6 +123,8 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
 
     The axis of a quantity in "%" goes from 0 to 100. is_joined: whether lines join the points.
     """
+    if not points:
+        return NOTHING
     height = -(-len(points) // 3)
     figure = figures.new(5 * min(3, len(points)), 3.6 * height)
     axes = [figure.add_subplot(height, min(3, len(points)), at + 1) for at in range(len(points))]
@@ -136,8 +138,9 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
             std = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
             axis.errorbar(x, means, std, label=name, capsize=3, **style)
+            dots = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
             for place, each in zip(x, values, strict=True):
-                axis.plot([place] * len(each), each, ".", color=style["color"], ms=3, alpha=0.6)
+                axis.plot([place] * len(each), each, "o", **dots)
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)

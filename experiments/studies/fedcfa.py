@@ -423,15 +423,13 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
 
 
 def draw_by_seed(path: Path, data: str, results: Sequence[RowResult]) -> str:
-    """Fig. 5: the selected test accuracy of each seed, by method and partition."""
-    by_partition: dict[str, list[tuple[str, list[float]]]] = {}
+    """Fig. 5: the selected test accuracy of each seed by method, a panel per partition."""
+    points: dict[str, dict[str, list[tuple[str, list[float]]]]] = {}
     for result in results:
         if result.is_complete:
-            place = result.row.x or partition_name(result.config)
-            by_partition.setdefault(place, []).append(
-                (result.row.series, study.percents(result.selected))
-            )
-    points = {"test accuracy, %": by_partition}
+            place = f"{result.row.x or partition_name(result.config)}, test accuracy in percent"
+            line = points.setdefault(place, {}).setdefault("", [])
+            line.append((result.row.series, study.percents(result.selected)))
     return drawings.against(path, data, "", points, is_joined=False)
 
 

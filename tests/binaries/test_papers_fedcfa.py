@@ -197,9 +197,11 @@ def test_figures_show_the_grid_the_curves_and_the_seeds(
             assert line.get_label() == one.row.series
             first = 100 * one.only.logs[0][0]["test_score"]
             np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
-    (axis,) = seeds.axes
-    dots = [line.get_ydata() for line in axis.get_lines() if len(line.get_ydata()) == 2]
-    np.testing.assert_allclose(dots[-3:], [[50, 70]] * 3)
+    places = [axis.get_ylabel().partition(",")[0] for axis in seeds.axes]
+    assert places == ["Dir60(0.2)", "Dir60(0.6)"]
+    lines = [line for line in seeds.axes[1].get_lines() if line.get_mfc() == "white"]
+    dots = [line.get_ydata() for line in lines]
+    np.testing.assert_allclose(dots, [[50, 70]] * 3)
 
 
 @pytest.mark.slow
