@@ -45,10 +45,10 @@ class _Commas(flags.ArgumentSerializer[Any]):
 
 
 # Bounds of `DEFINE_float`.
-_SHARE = {"lower_bound": 0.0, "upper_bound": 1.0}
-_BELOW_1 = {"lower_bound": 0.0, "upper_bound": 1 - 1e-6}
-_INSIDE = {"lower_bound": 1e-6, "upper_bound": 1 - 1e-6}
-_PART = {"lower_bound": 1e-38, "upper_bound": 1.0}
+_SHARE: dict[str, Any] = {"lower_bound": 0.0, "upper_bound": 1.0}
+_BELOW_1: dict[str, Any] = {"lower_bound": 0.0, "upper_bound": 1 - 1e-6}
+_INSIDE: dict[str, Any] = {"lower_bound": 1e-6, "upper_bound": 1 - 1e-6}
+_PART: dict[str, Any] = {"lower_bound": 1e-38, "upper_bound": 1.0}
 
 _TEXT: flags.ArgumentParser[Any] = flags.ArgumentParser()
 _REAL = flags.FloatParser()
