@@ -131,11 +131,13 @@ def target_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> Counts:
         return dataset.classes, counts
     if dataset.task == "labels":
         return dataset.classes, np.stack([dataset.y[rows].sum(0) for rows in parts])
-    tenths = pd.qcut(dataset.y.reshape(len(dataset.y), -1)[:, 0], 10, duplicates="drop")
+    values = dataset.y.reshape(len(dataset.y), -1)[:, 0]
+    if values.min() == values.max():
+        return [f"{values[0]:g}"], np.array([[len(rows)] for rows in parts])
+    tenths = pd.qcut(values, 10, duplicates="drop")
     names = [*map(str, tenths.categories)]
-    return names, np.stack(
-        [np.bincount(tenths.codes[mine], minlength=len(names)) for mine in parts]
-    )
+    each = [np.bincount(tenths.codes[rows], minlength=len(names)) for rows in parts]
+    return names, np.stack(each)
 
 
 def paint(

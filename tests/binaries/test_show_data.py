@@ -187,3 +187,14 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     warning = f"Warning: --dataset={table}: its features differ in scale by a factor of 1e+03 ("
     assert warning in of_table
     assert {*tmp_path.iterdir()} == {table, texts, out.parent}
+
+
+def test_values_are_counted_by_tenths() -> None:
+    y = np.arange(40.0, dtype=np.float32)
+    data = Dataset(y[:, None], y, ("y",), np.zeros(40, int), ("all",), y < 0)
+    parts = [np.arange(4), np.arange(4, 40)]
+    names, counts = data_figures.target_counts(data, parts)
+    assert len(names) == 10
+    np.testing.assert_array_equal(counts, [[4, *[0] * 9], [0, *[4] * 9]])
+    names, counts = data_figures.target_counts(data._replace(y=y * 0), parts)
+    np.testing.assert_array_equal(counts, [[4], [36]])
