@@ -189,18 +189,18 @@ def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
     domain is the worst of all domains, those for validation, too.
     """
     test = _by_domain(rows, "test")
-    columns = {name: test[name] for name in test}
-    if len(test.columns) > 1:
+    columns = [(name, test[name]) for name in test]  # of which one may be called mean
+    if len(columns) > 1:
         worst = test.min if measure.higher_is_better else test.max
-        columns["mean"] = test.mean(axis=1, skipna=False)
-        columns["worst domain"] = worst(axis=1, skipna=False)
+        columns.append(("mean", test.mean(axis=1, skipna=False)))
+        columns.append(("worst domain", worst(axis=1, skipna=False)))
     else:
-        columns["worst domain"] = _by_domain(rows, "worst").iloc[:, 0]
-    columns["at the last round"] = _by_domain(rows, "last").mean(axis=1, skipna=False)
+        columns.append(("worst domain", _by_domain(rows, "worst").iloc[:, 0]))
+    columns.append(("at the last round", _by_domain(rows, "last").mean(axis=1, skipna=False)))
     labels = rows["algorithm"].unique()
     return [
         Column(heading, values.unstack("algorithm").reindex(columns=labels), measure)
-        for heading, values in columns.items()
+        for heading, values in columns
     ]
 
 
