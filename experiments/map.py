@@ -23,7 +23,7 @@ from . import config, start
 from . import flags as shared
 
 if TYPE_CHECKING:
-    from .shift_map import table
+    from .studies import map_table
 
 _COLUMNS = flags.DEFINE_list("columns", [], "Kinds of shift; all if none.")
 _GRID = flags.DEFINE_string(
@@ -41,21 +41,20 @@ _BESIDE = flags.DEFINE_string(
 flags.adopt_module_key_flags(shared)
 
 
-def own() -> "table.Own":
+def own() -> "map_table.Own":
     """The flags of the map alone."""
-    from .shift_map import table
+    from .studies import map_table
 
-    return table.Own(tuple(_COLUMNS.value), _GRID.value, _BESIDE.value)
+    return map_table.Own(tuple(_COLUMNS.value), _GRID.value, _BESIDE.value)
 
 
 @start.binary
 def main(argv: list[str]) -> str:
     """Runs the map or a part of it, and returns its table."""
     del argv
-    from .shift_map import table
-    from .studies import study
+    from .studies import map_table, study
 
-    return study.run_all(table.PAPER, study.options(table.PAPER, own()))
+    return study.run_all(map_table.MAP, study.options(map_table.MAP, own()))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Studies: the tables and figures of papers, `fedjax-inv paper NAME`."""
+"""Studies: the tables and figures of papers, and the map."""

@@ -12,8 +12,7 @@ import pytest
 
 from fedjax_inv import __version__
 from fedjax_inv_experiments import __main__, config, paper, start
-from fedjax_inv_experiments.shift_map import table
-from fedjax_inv_experiments.studies import study
+from fedjax_inv_experiments.studies import map_table, study
 from runs import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -69,12 +68,12 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
             assert not words
             assert config.chosen()
             return
-        of = table.PAPER
+        of = map_table.MAP
         if name == "paper":
             assert words[0].replace("-", "_") in paper.PAPERS
             place = f"fedjax_inv_experiments.studies.{words[0].replace('-', '_')}"
             of = importlib.import_module(place).PAPER
-        options = study.options(of, table.Own() if name == "map" else None)
+        options = study.options(of, map_table.Own() if name == "map" else None)
     if options.study == "severity":  # needs a finished map
         options = options._replace(rows=("fedprox",))
     for data in options.data:

@@ -21,19 +21,26 @@ from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.running import cell as trained
 from fedjax_inv_experiments.running import launch
-from fedjax_inv_experiments.shift_map import cells, columns, figures, methods, table, verdicts
-from fedjax_inv_experiments.shift_map.cells import Cell
-from fedjax_inv_experiments.studies import study
+from fedjax_inv_experiments.studies import (
+    map_cells,
+    map_columns,
+    map_figures,
+    map_methods,
+    map_table,
+    study,
+    verdicts,
+)
+from fedjax_inv_experiments.studies.map_cells import Cell
 from runs import parsed
 
 RNG = np.random.default_rng(0)
 NAN = float("nan")
-MAP = table.PAPER.studies["map"]
+STUDY = map_table.MAP.studies["map"]
 
 
 def options(folder: Path, *words: str) -> study.Options:
     with parsed(f"--run_dir={folder}", *words):
-        return study.options(table.PAPER, map_binary.own())
+        return study.options(map_table.MAP, map_binary.own())
 
 
 # words
@@ -94,7 +101,7 @@ def test_a_word_needs_a_clear_difference() -> None:
 
 def rows(data: str) -> dict[str, config.Config]:
     return {
-        row.label: config.of_arguments(["--nonfinite=mark", *row.flags]) for row in MAP.rows(data)
+        row.label: config.of_arguments(["--nonfinite=mark", *row.flags]) for row in STUDY.rows(data)
     }
 
 
@@ -112,16 +119,16 @@ def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None
         assert terms.setdefault(column, same) == same, name
         assert chosen.select == "validation"
         assert chosen.nonfinite == "mark"
-    assert len(terms) == len(table.columns_of(data))
+    assert len(terms) == len(map_table.columns_of(data))
 
 
 def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
     words = ("--rounds=60", "--clients=20", "--columns=labels", "--rows=erm,feddg_ga")
-    _, erm, adjusted = table.select("digits", options(tmp_path, *words))
+    _, erm, adjusted = map_table.select("digits", options(tmp_path, *words))
     assert "--batch_size=640" in erm.flags
     assert "--set=num_rounds=60" in adjusted.flags
     # ERM takes as many examples as the clients of a round.
-    _, erm, _ = table.select("digits", options(tmp_path, *words, "--cohort=5"))
+    _, erm, _ = map_table.select("digits", options(tmp_path, *words, "--cohort=5"))
     assert "--batch_size=160" in erm.flags
 
 
@@ -143,25 +150,25 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
 def test_expected_steps_are_those_of_clients_that_take_part(more: str, steps: float) -> None:
     words = ["--preset=map_digits", "--local_steps=5", *more.split()]
     chosen = config.of_arguments(words)
-    assert cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
+    assert map_cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
 
 
 def test_all_listed_algorithms_that_fit_are_rows() -> None:
-    there = {method.algorithm for method in methods.LISTED.values()}
+    there = {method.algorithm for method in map_methods.LISTED.values()}
     # FedBN needs layers that normalise. Ditto's global network is FedAvg's.
     assert set(algorithms.LISTED) - there == {"fedbn", "ditto"}
 
 
-@pytest.mark.parametrize("name", columns.LISTED)
+@pytest.mark.parametrize("name", map_columns.LISTED)
 def test_one_number_sets_the_severity(name: str) -> None:
-    shift = columns.LISTED[name]
+    shift = map_columns.LISTED[name]
     assert shift.at in shift.severities
     assert list(shift.severities) == sorted(set(shift.severities))
     if shift.domains == "own":
-        assert "--held_out=sketch" in table.flags_of("pacs", shift, 1)
+        assert "--held_out=sketch" in map_table.flags_of("pacs", shift, 1)
         return
     for severity in shift.severities:
-        flags = table.flags_of("digits", shift, severity)
+        flags = map_table.flags_of("digits", shift, severity)
         assemble.assemble(config.of_arguments([*flags, "--seeds=0"]))
 
 
@@ -169,7 +176,9 @@ def test_kinds_of_shift_share_a_program() -> None:
     """So the map compiles a method's program once for most of them."""
     known = []
     for name in ("rotated", "mixed", "labels", "tail", "noise"):
-        row = table.row("digits", "fedavg", methods.LISTED["fedavg"], name, columns.LISTED[name].at)
+        row = map_table.row(
+            "digits", "fedavg", map_methods.LISTED["fedavg"], name, map_columns.LISTED[name].at
+        )
         ready = assemble.assemble(config.of_arguments(row.flags))
         (cell,) = ready.cells
         prepared = ready.plan(cell)
@@ -213,7 +222,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 def test_a_small_map_to_which_a_row_is_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = study.run_all(table.PAPER, options(tmp_path, *SMALL, "--rows=fedprox"))
+    text = study.run_all(map_table.MAP, options(tmp_path, *SMALL, "--rows=fedprox"))
     folder = tmp_path / "digits"
     first, second = lines(folder / "map_some.csv")
     assert [each["method"] for each in (first, second)] == ["fedavg", "fedprox"]
@@ -226,7 +235,7 @@ def test_a_small_map_to_which_a_row_is_added(
     assert float(first["steps"]) == 10 * float(first["at_round"])
     assert 0 <= float(first["worst_tenth"]) <= 100
     assert "| fedprox" in text
-    assert f"label skew ({columns.LISTED['labels'].at:g})" in text
+    assert f"label skew ({map_columns.LISTED['labels'].at:g})" in text
     for ending in (".md", ".tex", ".png", ".pdf", "_runs.csv"):
         assert (folder / f"map_some{ending}").stat().st_size > 100
 
@@ -240,7 +249,7 @@ def test_a_small_map_to_which_a_row_is_added(
     own = "fedjax_inv.algorithms.fedavg:fedavg"
     beside = shutil.copy(folder / "map_some.csv", tmp_path / "other.csv")
     words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={beside}")
-    text = study.run_all(table.PAPER, options(tmp_path, *words))
+    text = study.run_all(map_table.MAP, options(tmp_path, *words))
     assert begun == [own]  # the other rows are finished
     one, _, other = lines(folder / "map_some.csv")
     assert (one["method"], other["method"]) == ("fedavg", own)
@@ -256,12 +265,12 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
         for name, value in means.items()
     )
     (tmp_path / "map.csv").write_text(text)
-    assert table.best_of(tmp_path / "map.csv") == ("fedavg", "c", "d", "a")
+    assert map_table.best_of(tmp_path / "map.csv") == ("fedavg", "c", "d", "a")
     with pytest.raises(UsageError, match="--study"):
-        table.best_of(tmp_path / "none.csv")
+        map_table.best_of(tmp_path / "none.csv")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="csv"):
-        table.best_of(tmp_path / "other.csv")
+        map_table.best_of(tmp_path / "other.csv")
 
 
 # figures
@@ -285,7 +294,7 @@ def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_pat
         cell("fedavg", "noise", 0.8, (49, 51), ""),
         cell("scaffold", "noise", 0.8, (), verdicts.NONE),
     ]
-    figures.heat_map(tmp_path / "map.png", "digits", shown)
+    map_figures.heat_map(tmp_path / "map.png", "digits", shown)
     axis = drawn[0].axes[0]
     texts = {text.get_position(): text.get_text() for text in axis.texts}
     assert texts == {
@@ -304,7 +313,7 @@ def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_pat
         for method, level in (("fedavg", 50), ("fedprox", 60))
         for shift, severity in places
     ]
-    figures.by_severity(tmp_path / "severity.png", "digits", shown)
+    map_figures.by_severity(tmp_path / "severity.png", "digits", shown)
     panels = drawn[1].axes
     assert [axis.get_title() for axis in panels] == ["label skew", "wrong labels"]
     names = [label.get_text() for label in panels[0].get_xticklabels()]
@@ -316,6 +325,6 @@ def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_the_worst_tenth_of_the_clients() -> None:
     scores = [0.5, None, 0.1, *np.linspace(0.6, 1, 18)]
-    assert cells.worst_tenth(scores) == pytest.approx((0.1 + 0.5) / 2)
-    assert cells.worst_tenth([0.3, 0.2]) == 0.2
-    assert np.isnan(cells.worst_tenth([None]))
+    assert map_cells.worst_tenth(scores) == pytest.approx((0.1 + 0.5) / 2)
+    assert map_cells.worst_tenth([0.3, 0.2]) == 0.2
+    assert np.isnan(map_cells.worst_tenth([None]))

@@ -9,12 +9,11 @@ from .. import build, selection
 from ..config import Config, defaults
 from ..flags import PARTICIPATION
 from ..running import divergence
-from ..shift_map import verdicts
-from ..shift_map.columns import LISTED as SHIFTS
-from ..shift_map.methods import FEDAVG
-from ..shift_map.verdicts import Verdict
-from ..studies import study
+from ..studies import study, verdicts
+from ..studies.map_columns import LISTED as SHIFTS
+from ..studies.map_methods import FEDAVG
 from ..studies.study import RowResult
+from ..studies.verdicts import Verdict
 
 
 class Cell(NamedTuple):

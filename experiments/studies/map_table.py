@@ -13,12 +13,11 @@ from fedjax_inv.checks import UsageError
 from .. import build, config, report, tables
 from ..errors import check_known, flag_error
 from ..running import files
-from ..shift_map import figures, methods, verdicts
-from ..shift_map.cells import Cell, cells_of, heading, place_of
-from ..shift_map.columns import LISTED as SHIFTS
-from ..shift_map.columns import Shift
-from ..shift_map.methods import FEDAVG
-from ..studies import study
+from ..studies import map_figures, map_methods, study, verdicts
+from ..studies.map_cells import Cell, cells_of, heading, place_of
+from ..studies.map_columns import LISTED as SHIFTS
+from ..studies.map_columns import Shift
+from ..studies.map_methods import FEDAVG
 from ..studies.study import Options, Row, RowResult, Study
 
 
@@ -66,7 +65,7 @@ def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
 def row(
     data: str,
     name: str,
-    method: methods.Method,
+    method: map_methods.Method,
     column: str,
     severity: float,
     overrides: Sequence[str] = (),
@@ -92,7 +91,7 @@ def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
 def _rows(
     data: str,
     study: str,
-    found: Mapping[str, methods.Method] = methods.LISTED,
+    found: Mapping[str, map_methods.Method] = map_methods.LISTED,
     columns: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Row]:
@@ -111,7 +110,7 @@ def select(data: str, options: Options) -> list[Row]:
     names = options.rows
     if options.study == "severity" and not names:
         names = best_of(options.folder / data / "map.csv")
-    found = methods.of_names(names, options.own.grid)
+    found = map_methods.of_names(names, options.own.grid)
     return _rows(data, options.study, found, options.own.columns, options.overrides)
 
 
@@ -188,12 +187,12 @@ def best_of(path: Path) -> tuple[str, ...]:
 STUDIES: Mapping[str, Study] = {
     "map": Study(
         functools.partial(_rows, study="map"),
-        figures={"": lambda path, data, rows: figures.heat_map(path, data, cells_of(rows))},
+        figures={"": lambda path, data, rows: map_figures.heat_map(path, data, cells_of(rows))},
         draws_rows=False,
     ),
     "severity": Study(
         functools.partial(_rows, study="severity"),
-        figures={"": lambda path, data, rows: figures.by_severity(path, data, cells_of(rows))},
+        figures={"": lambda path, data, rows: map_figures.by_severity(path, data, cells_of(rows))},
         draws_rows=False,
     ),
 }
@@ -203,7 +202,7 @@ CAPTION = (
     "round. Better, worse: than FedAvg, by a paired t test over seeds with Holm's correction for "
     "all cells of the table (5%). Without a word, no difference is shown."
 )
-PAPER = study.Paper(
+MAP = study.Paper(
     "map",
     tuple(DATA),
     STUDIES,

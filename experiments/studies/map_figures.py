@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import figures as drawing
-from ..shift_map import verdicts
-from ..shift_map.cells import Cell, heading, place_of
-from ..shift_map.columns import LISTED as SHIFTS
-from ..shift_map.methods import FEDAVG
-from ..studies import drawings
+from ..studies import drawings, verdicts
+from ..studies.map_cells import Cell, heading, place_of
+from ..studies.map_columns import LISTED as SHIFTS
+from ..studies.map_methods import FEDAVG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
