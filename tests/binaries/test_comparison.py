@@ -225,6 +225,9 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
     assert test[2][1:] == [*tests, "10.0 ± 0.0", "**65.0 ± 0.0**", "94.3"]
     assert differ[0][1:] == [*test[0][1:5], "at the last round"]
     assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
+    # A domain may have the name of a column.
+    named = tables.selected(results).replace({"held out": {"0": "mean"}})
+    assert [each.heading for each in tables.scores(named)][:3] == ["mean", "45_%", "mean"]
     error = Measure("absolute error", higher_is_better=False, is_share=False)
     errors = [(name, msgspec.structs.replace(result, score=error)) for name, result in results]
     text = tables.write(tmp_path, errors, title="", paper={})

@@ -26,7 +26,7 @@ from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from fedjax_inv_experiments.selection import RULES
-from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, states
+from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -119,55 +119,36 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
         yield ran(chosen), seen
 
 
-def served(run: Ran, folder: Path, done: int) -> Served:
-    """The selected states in a folder's checkpoint."""
-    like = jax.eval_shape(run.job.plan.program.init, run.job.plan.data, run.job.plan.inputs)
-    like = selected.of(like, run.job.plan.build(run.job.plan.runs[0].hyper).personal)
-    return checkpoints.selected(folder / "checkpoints", done, like)
-
-
 def test_a_finished_run_holds_its_last_and_its_selected_state(
     whole: tuple[Ran, dict[int, Served]],
 ) -> None:
     run, seen = whole
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["6"]
-    got = served(run, run.folder, 6)
     picked = [told["by_rule"]["validation"]["round"] for told in run.runs]
     assert picked != [6, 6]
-    np.testing.assert_array_equal(got.round, picked)
-    for index, round in enumerate(picked):
-        one, expected = (jax.tree.map(lambda a, i=index: a[i], s) for s in (got, seen[round]))
-        chex.assert_trees_all_equal(one, expected)
-        assert jax.tree.leaves(one.clients)
-    last = states(run.folder, 6)["state"]
-    leaves = jax.tree.leaves((last["server"], last["clients"]))
-    assert len(leaves) == len(jax.tree.leaves(seen[6]._replace(round=())))
-
-
-@pytest.mark.slow
-def test_it_is_the_same_however_often_the_run_is_stopped(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
-) -> None:
-    run, _ = whole
-    folder = halved(run.job, tmp_path / "run")
-    for _ in range(2):
-        halved(run.job, folder)
-    assert max(line["round"] for line in metrics(folder)) == 3
-    go_on(run.job, folder)
-    chex.assert_trees_all_equal(served(run, folder, 6), served(run, run.folder, 6))
+    runs = finished.open("run", run.folder)
+    for index, done in enumerate(picked):
+        for state, at in (("best", done), ("last", 6)):
+            expected = jax.tree.map(lambda a, i=index: a[i], seen[at])
+            found = runs.run(index, state).served()
+            chex.assert_trees_all_equal(found._replace(round=at), expected._replace(round=at))
+            assert jax.tree.leaves(found.clients)
 
 
 @pytest.mark.slow
 def test_all_checkpoints_stay_and_serve(
     whole: tuple[Ran, dict[int, Served]], tmp_path: Path
 ) -> None:
-    """The same runs with all their checkpoints, stopped after the first round."""
+    """The same runs with all their checkpoints, stopped after the first and the second round."""
     run, seen = whole
     job = run.job._replace(config=config.changed(run.job.config, keep_checkpoints="all"))
-    folder = go_on(job, halved(job, tmp_path / "run"))
+    folder = go_on(job, halved(job, halved(job, tmp_path / "run")))
     assert checkpoints.rounds(folder / "checkpoints") == [1, 2, 3, 4, 5, 6]
     assert metrics(folder) == metrics(run.folder)
     kept = finished.open("run", folder)
+    chex.assert_trees_all_equal(
+        kept.states("best"), finished.open("run", run.folder).states("best")
+    )
     for done, index in itertools.product((1, 4, 6), (0, 1)):
         one = kept.run(index, str(done))
         assert (one.line().round, one.line().run) == (done, index)
