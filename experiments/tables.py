@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,6 @@ from .running import divergence, files
 from .running.records import Line, Result
 from .selection import Chosen, choose, held_out_of
 
-Row = TypeVar("Row")
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
 
 _MARKS = (*(comparison.BOLD + comparison.ITALIC).replace("{}", ""),)
@@ -27,11 +26,10 @@ _WRITTEN = {
     # ±: older versions of LaTeX lack it
     "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
 }
-FORMS = (*_STYLES,)
 
 
 def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
-    """A table or a paragraph in one of FORMS.
+    """A table or a paragraph in a form, markdown or latex.
 
     align: left, right or decimal, for all columns of a table but the first.
     """
@@ -54,14 +52,6 @@ def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
     # At the beginning of a row these would be arguments of the row before.
     written = re.sub(r"^( *)([\[*])", r"\1{}\2", written, flags=re.MULTILINE)
     return written.translate(str.maketrans(marks))
-
-
-def table(
-    rows: Iterable[Row], columns: Mapping[str, Callable[[Row], object]], *, align: str = "left"
-) -> str:
-    """A table in Markdown, of rows and a function from a row to its cell for each column."""
-    cells = [[cell(row) for cell in columns.values()] for row in rows]
-    return text(pd.DataFrame(cells, columns=[*columns], dtype=object), align=align)
 
 
 def printed(parts: Sequence[Part]) -> str:

@@ -26,8 +26,8 @@ def test_tables_in_all_forms() -> None:
 
 
 def test_a_bar_of_a_name_is_no_border() -> None:
-    columns = {"x|y": lambda row: row[0], "n": lambda row: row[1]}
-    head, _, line = tables.table([("a|b", 1), ("c", 2.5)], columns).splitlines()[:3]
+    frame = pd.DataFrame({"x|y": ["a|b", "c"], "n": [1, 2.5]})
+    head, _, line = tables.text(frame).splitlines()[:3]
     assert head.startswith("| x\\|y ")
     assert line.startswith("| a\\|b ")
     assert line.replace("\\|", "").count("|") == 3
