@@ -191,8 +191,25 @@ def fl_games(
     def init_client(game: Game, who: Array) -> Tree:
         return work.init(_alone(tree.take(game.players, who))).opt_state
 
+    def predict(game: Game, own: Tree, x: Tree) -> Array:
+        del own
+        mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
+        features, _ = model.encode(*game.body, x, mask, False)
+        logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
+        return _mean_over(logits, game.plays)
+
+    all_attend, players_attend = _turns(play, learned)
+    responses = _responses(model, work, loss, memory, memory_mix, players_attend)
+    representation = _representation(model, optimizer, loss, body_batch_size, fast, all_attend)
+    exchanges = (representation, responses) if learned else (responses,)
+    return needing_head(Algorithm(init_server, init_client, exchanges, predict))
+
+
+def _turns(play: str, learned: bool) -> tuple[Attends, Attends]:
+    """Who attends phi's exchange, and who the players'."""
+
     def turn(game: Game, round: Array) -> Array:
-        """Return whose turn of the players it is, [] int32: 0 in parallel play, -1 for phi."""
+        """Whose turn of the players it is, [] int32: 0 in parallel play, -1 for phi."""
         moves = jnp.maximum(game.plays.sum(), 1) if play == "sequential" else 1
         return round % (moves + learned) - learned
 
@@ -205,17 +222,7 @@ def fl_games(
         place = jnp.cumsum(game.plays)[who] - 1  # among the players
         return game.plays[who] & (now == place if play == "sequential" else now >= 0)
 
-    def predict(game: Game, own: Tree, x: Tree) -> Array:
-        del own
-        mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
-        features, _ = model.encode(*game.body, x, mask, False)
-        logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
-        return _mean_over(logits, game.plays)
-
-    responses = _responses(model, work, loss, memory, memory_mix, players_attend)
-    representation = _representation(model, optimizer, loss, body_batch_size, fast, all_attend)
-    exchanges = (representation, responses) if learned else (responses,)
-    return needing_head(Algorithm(init_server, init_client, exchanges, predict))
+    return all_attend, players_attend
 
 
 def _alone(predictor: Predictor) -> Variables:
