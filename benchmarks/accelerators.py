@@ -301,7 +301,7 @@ class Options:
 
     targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
     programs: tuple[str, ...] = flag(EVERY[:2], "Presets with an algorithm; or all.", kind=str)
-    precision: str = flag("auto", "As in train and sweep.", choices=("auto", *platforms.PRECISIONS))
+    precision: str = flag("auto", "As in train.", choices=("auto", *platforms.PRECISIONS))
     at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.")
 
 

@@ -101,7 +101,7 @@ def test_clients_that_upload_rarely() -> None:
     assert not dropped.delay.any()
     stale = cohort(200, late="stale", **flags)
     chex.assert_trees_all_equal(stale.present, dropped.present)
-    assert stale.delay[:, share < 1][stale.present[:, share < 1]].max() == 10
+    assert 3 < stale.delay[:, share < 1][stale.present[:, share < 1]].max() <= 10
     assert not stale.delay[:, share == 1].any()
     assembled = assemble.assemble(config.of(late="stale", **flags))
     assert assembled.plan(assembled.cells[0]).experiment.history == 11
