@@ -13,7 +13,6 @@ from safetensors.numpy import save_file
 
 import runs
 from fedjax_inv import models, platforms
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort
@@ -153,38 +152,6 @@ def test_partitions_deal_the_training_examples(partition: str) -> None:
     else:
         assert sizes.max() > 2 * sizes.min()
         assert sizes.min() >= 8  # ten, of which one in ten is for validation
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        (dict(slow=("5:2",)), "--slow=5:2"),
-        (dict(slow=("1:3", "1:4")), "--slow="),
-        (dict(lossy=("0:1.5",)), "--lossy="),
-        (dict(missing="reuse", cohort=2, algorithm=("scaffold",)), "--missing=reuse"),
-        (dict(first_all=True, cohort=2, rounds=2, eval_every=1), "--first_all=true"),
-        (dict(sampling_rate=0.01), "--sampling_rate=0.01"),
-        (dict(late="stale", frequency=0.5, slow=("0:2",)), "flags late=stale, slow"),
-        (dict(algorithm=("cafe",)), "--optimizer"),
-        (dict(algorithm=("fednova",), momentum=0.9, weight_decay=0.1), "--optimizer"),
-        (
-            dict(imbalance=100.0, partition="dirichlet", clients=50, environment="none"),
-            "--min_size=10",
-        ),
-        (
-            dict(partition="shards", clients=500, classes_per_client=9),
-            "--classes_per_client=9",
-        ),
-        (dict(partition="quantity", clients=90, alpha=0.001), "--alpha=0.001"),
-        (dict(weights="nowhere.safetensors", model="resnet18"), "--weights=nowhere.safetensors"),
-        (dict(model="alexnet", stride=2), "--model=alexnet"),
-        (dict(augment=True), "--augment=true"),
-        (dict(select="agreement", partition="iid"), "--select=agreement"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], name: str) -> None:
-    with pytest.raises(UsageError, match=f"^{name}"):
-        assemble.assemble(config.of(**changes))
 
 
 @pytest.mark.parametrize(("side", "stem"), [(8, 32), (28, 32), (64, 64), (96, 64), (224, 224)])

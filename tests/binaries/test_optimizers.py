@@ -9,7 +9,6 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import assemble, build, config
 from fedjax_inv_experiments.config import Config
 
@@ -79,21 +78,6 @@ def test_an_optimizer_is_what_its_flags_say(
     optimizer = build.optimizer(group, field, 0.2)
     chex.assert_trees_all_equal(optimizer.init(PARAMS), expected.init(PARAMS))
     chex.assert_trees_all_equal(updates(optimizer), updates(expected))
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        (dict(optimizer="lbfgs"), "--optimizer=lbfgs"),
-        (dict(optimizer="adam", optimizer_set=("b3=0.5",)), "--optimizer_set=b3=0.5"),
-        (dict(optimizer="adam", optimizer_set=("b1=nan",)), "--optimizer_set=b1=nan"),
-        (dict(optimizer_set=("momentum=0.9",)), "--optimizer_set=momentum=0.9"),
-        (dict(schedule="cosine", warmup_rounds=50), "flags warmup_rounds=50"),
-    ],
-)
-def test_what_does_not_fit_is_refused(flags: dict[str, Any], name: str) -> None:
-    with pytest.raises(UsageError, match=f"^{name}"):
-        assemble.assemble(config.of(**flags))
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 4])
