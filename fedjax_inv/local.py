@@ -132,17 +132,18 @@ def _work(
     def run_local(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known, fits = plan(shard, plan_key)
-        # On a CPU a client without examples costs nothing if its loop runs 0 times.
-        turns = num_steps if known is None or platforms.on_cpu() else known
-        has_steps = num_steps > 0
+        # On a CPU a client's loop costs nothing after its last step.
+        waits = not platforms.on_cpu()
+        turns = (_most(num_steps) if known is None else known) if waits else num_steps
 
-        def if_any(after: Tree, before: Tree) -> Tree:
-            """Return the state after a step, or before it for a client without examples."""
-            # After the loop alone, a mask would keep a copy of the initial state alive.
-            return optax.tree.where(has_steps, after, before) if turns is known else after
-
-        def one(index: Array, local: Local) -> tuple[Local, Tree]:
+        def one(index: Array, local: Local, goes_on: Array) -> tuple[Local, Tree]:
             """Return (the state after the step, the values to average over the steps)."""
+
+            def if_goes_on(after: Tree, before: Tree) -> Tree:
+                """Return the state after a step, or before it for a client that has finished."""
+                # After the loop alone, a mask would keep a copy of the initial state alive.
+                return optax.tree.where(goes_on, after, before) if waits else after
+
             step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
             # Or a gradient of another shape would be broadcast.
@@ -153,22 +154,27 @@ def _work(
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # A zero update, not the old parameters: XLA then fuses the add into the matmul.
             moved = updates, (step.metrics, step.average)
-            updates, averaged = if_any(moved, optax.tree.zeros_like(moved))
-            stats, opt_state, carry = if_any(
+            updates, averaged = if_goes_on(moved, optax.tree.zeros_like(moved))
+            stats, opt_state, carry = if_goes_on(
                 (step.stats, opt_state, step.carry), (stats, local.opt_state, local.carry)
             )
             variables = Variables(optax.apply_updates(params, updates), stats)
             return Local(variables, opt_state, carry), averaged
 
-        def body(index: Array, carry: tuple[Local, Tree]) -> tuple[Local, Tree]:
-            local, averaged = one(index, carry[0])
-            return local, jax.tree.map(jnp.add, carry[1], averaged)
+        def body(index: Array, state: tuple[Local, Tree, Array]) -> tuple[Local, Tree, Array]:
+            local, averaged = one(index, state[0], state[2])
+            # Part of the loop's state, as XLA fuses no comparison into a matmul.
+            goes_on = index + 1 < num_steps if waits and known is None else state[2]
+            return local, jax.tree.map(jnp.add, state[1], averaged), goes_on
 
         # Traced once for its shapes and for the loop; inlined, the program is the same.
-        one = jax.jit(one, inline=True)
-        terms = jax.eval_shape(one, jnp.int32(0), local)[1]
+        one, has_steps = jax.jit(one, inline=True), num_steps > 0
+        terms = jax.eval_shape(one, jnp.int32(0), local, has_steps)[1]
         with jax.named_scope("local_steps"):
-            local, sums = jax.lax.fori_loop(0, turns, body, (local, _zeros(terms)))
+            if waits:  # or XLA would copy the start for whoever subtracts it from the result
+                local = jax.lax.optimization_barrier(local)
+            start = local, _zeros(terms), has_steps
+            local, sums, _ = jax.lax.fori_loop(0, turns, body, start)
         count = jnp.maximum(num_steps, 1).astype(jnp.float32)
         metrics, average = jax.tree.map(lambda leaf: leaf / count, sums)
         average = _as_floats_of(terms[1], average)
@@ -185,6 +191,22 @@ def _work(
         return _work(change(optimizer), plan)
 
     return Work(init, run, with_optimizer, run_local, momentum, num_steps=num_steps)
+
+
+@jax.custom_batching.custom_vmap
+def _most(num_steps: Array) -> Array:
+    """Return the steps of a client, under `vmap` the most of all clients.
+
+    So all clients share the turns of their loops. If their number differed, `vmap` would select the
+    whole state of each client after each step, which reads and writes the parameters once more.
+    """
+    return num_steps
+
+
+@_most.def_vmap
+def _most_of_all(size: int, batched: list[bool], num_steps: Array) -> tuple[Array, bool]:
+    del size, batched
+    return _most(num_steps.max()), False
 
 
 def _nan_unless(fits: Array, tree: Tree) -> Tree:

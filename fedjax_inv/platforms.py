@@ -16,6 +16,7 @@ PRECISIONS = ("default", "high", "highest")  # of float32 products, as JAX names
 
 _LEVEL = "xla_backend_optimization_level"
 _EMITTERS = "xla_cpu_use_fusion_emitters"
+_AUTOTUNE = "xla_gpu_autotune_level"
 
 _platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
 
@@ -26,6 +27,11 @@ def on_cpu() -> bool:
     On a CPU, a core executes one operation after the other, and the turns of a loop cost nothing.
     """
     return _current() == "cpu"
+
+
+def on_gpu() -> bool:
+    """Return whether programs are traced for a GPU."""
+    return _current() == "gpu"
 
 
 def on_tpu() -> bool:
@@ -47,7 +53,8 @@ def one_thread() -> dict[str, Any]:
 def quick_to_compile() -> dict[str, Any]:
     """Return `compiler_options` of `jax.jit` for programs that compile longer than they run.
 
-    They leave out slow passes of LLVM on CPUs, unless XLA_FLAGS name a level.
+    They leave out slow passes of LLVM on CPUs, and on GPUs the search for the fastest tiles, for
+    which each product would be compiled some 25 times; unless XLA_FLAGS name a level.
     """
     return _unless_chosen({_LEVEL: 1})
 
@@ -56,13 +63,16 @@ def quickest_to_compile() -> dict[str, Any]:
     """Return `compiler_options` of `jax.jit` for programs that run only a few times.
 
     On CPUs nothing is optimised and XLA's older code for fusions is used, unless XLA_FLAGS name a
-    level: a third of the time to compile, and code that runs longer.
+    level: a third of the time to compile, and code that runs longer. On GPUs as `quick_to_compile`.
     """
     return _unless_chosen({_LEVEL: 0, _EMITTERS: False})
 
 
 def _unless_chosen(options: dict[str, Any]) -> dict[str, Any]:
-    if not on_cpu() or _LEVEL in os.environ.get("XLA_FLAGS", ""):
+    chosen = os.environ.get("XLA_FLAGS", "")
+    if on_gpu():
+        return {} if _AUTOTUNE in chosen else {_AUTOTUNE: 0}
+    if not on_cpu() or _LEVEL in chosen:
         return {}
     return {name: value for name, value in options.items() if _is_known(name, value)}
 
@@ -86,9 +96,11 @@ def products_at(precision: str) -> Iterator[None]:
 
     Args:
       precision: one of PRECISIONS. "default": TF32 on a GPU, one product of bfloat16 on a TPU.
-        "high": TF32 on a GPU, three products of bfloat16 on a TPU. "highest": float32 on a GPU, six
-        products of bfloat16 on a TPU.
+        "high": three products of TF32 on a GPU, with the error of float32, and of bfloat16 on a
+        TPU. "highest": float32 on a GPU, six products of bfloat16 on a TPU.
     """
+    if on_gpu() and precision == "high":  # which is TF32 to XLA
+        precision = "TF32_TF32_F32_X3"
     with contextlib.nullcontext() if on_cpu() else jax.default_matmul_precision(precision):
         yield
 

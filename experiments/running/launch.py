@@ -260,19 +260,6 @@ def _end_if_asked(stop: Stop, place: Path) -> None:
         sys.exit(128 + number)
 
 
-def check(config: Config, folder: Path, *, in_folders: bool) -> None:
-    """Raises the UsageErrors of `run`, without any compute.
-
-    It does not look for the network of --init_from, because an earlier row may still have to write
-    it.
-    """
-    events.check(config.tensorboard)
-    check_run_dir(folder)
-    assembled = assemble.assemble(config, config.seeds[:1])
-    assembled.check_fit()
-    _finished(assembled, _places(assembled, folder, in_folders), _begun(assembled))
-
-
 def start_of(config: Config) -> assemble.Start:
     """A function that reads the networks of --init_from."""
 

@@ -54,9 +54,19 @@ def test_products_and_their_derivatives_have_the_precision_of_the_context(
     platform: str, conv: str
 ) -> None:
     for precision in platforms.PRECISIONS:
+        if (platform, precision) == ("gpu", "high"):
+            continue  # the next test
         found = precisions(curvature(conv), platform, precision)
         assert set(found) == {precision.upper()}, found
         assert found.total() >= 3
+
+
+def test_high_is_three_products_of_tf32_on_a_gpu() -> None:
+    with platforms.traced_for("gpu"), platforms.products_at("high"):
+        lowered = jax.jit(jnp.matmul).trace(jnp.ones((2, 3)), jnp.ones((3, 4)))
+        text = lowered.lower(lowering_platforms=("cuda",)).as_text()
+    assert "tf32" in text
+    assert "num_primitive_operations = 3" in text
 
 
 def test_a_cpu_knows_no_precision() -> None:
