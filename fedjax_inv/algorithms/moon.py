@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives, servers, tree
+from fedjax_inv import averaging, checks, objectives, platforms, servers, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.types import (
     Algorithm,
@@ -121,7 +121,11 @@ def _gradient(
         stats, mask = variables.stats, batch.mask
         body_key, head_key = jax.random.split(key)  # as `models.apply` does
         received = _extractor(visit.message.variables, width)
-        z_received, z_previous = constant(received, batch), constant(visit.own, batch)
+        z_received = constant(received, batch)
+        apart = batch
+        if platforms.on_gpu():  # or XLA would copy both networks into one matmul in each step
+            apart = batch._replace(x=jax.lax.optimization_barrier(batch.x))
+        z_previous = constant(visit.own, apart)
 
         def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)

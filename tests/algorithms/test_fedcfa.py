@@ -36,7 +36,7 @@ from fedjax_inv.types import (
 # Which factors are replaced.
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_of_equal_scores_the_left_one_is_the_lower(platform: str) -> None:
     rng = np.random.default_rng(4)
     numbers = [-np.inf, -1e30, -2.0, -1.0, -0.0, 0.0, 1.0, 2.0, 1e30, np.inf]

@@ -271,7 +271,7 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
         # Code of other cells is no code of this one.
         (tmp_path / "own_method.py").write_text("from fedjax_inv.algorithms.fedavg import fedavg")
         beside = config.changed(chosen, algorithm=("fedavg", "own_method:fedavg"))
-        launch.check(beside, folder, in_folders=True)
+        launch.prepared(beside, folder, in_folders=True)
     assert (folder / "fedavg-s" / "metrics.jsonl").read_bytes() == result
 
 

@@ -117,9 +117,8 @@ def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
             chex.assert_trees_all_equal(as_dicts(server), network(before.folder, row))
 
 
-def test_what_is_to_be_made_first_need_not_be_there_yet(before: Ran, tmp_path: Path) -> None:
+def test_a_network_that_is_not_there_is_told(before: Ran, tmp_path: Path) -> None:
     chosen = following(before, init_from=str(tmp_path / "later"))
-    launch.check(chosen, tmp_path / "run", in_folders=False)
     with pytest.raises(UsageError, match=r"later: must be the folder of a run, or a checkpoint"):
         run(chosen, tmp_path / "run", in_folders=False)
     assert not (tmp_path / "run").exists()

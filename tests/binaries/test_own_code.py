@@ -162,7 +162,7 @@ def test_a_setting_without_a_default_and_a_hint_must_be_set(tmp_path: Path) -> N
     with pytest.raises(UsageError, match=r"wanting: takes other arguments \(missing .* 'decay'\)$"):
         train.train(given)
     given = config.changed(given, set=("decay=0.5",))
-    launch.check(given, tmp_path / "run", in_folders=True)
+    launch.prepared(given, tmp_path / "run", in_folders=True)
 
 
 def test_a_mistake_in_an_algorithm_comes_before_its_run(tmp_path: Path) -> None:

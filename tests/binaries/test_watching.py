@@ -116,7 +116,7 @@ def test_without_the_package_nothing_begins(
     )
     chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
     with pytest.raises(UsageError, match=r"^--tensorboard=true: "):
-        launch.check(chosen, tmp_path / "run", in_folders=False)
+        launch.prepared(chosen, tmp_path / "run", in_folders=False)
     assert not (tmp_path / "run").exists()
 
 
