@@ -63,6 +63,13 @@ class Predictions(NamedTuple):
         outputs = self.outputs.astype(np.float64)
         return special.softmax(outputs, 1) if self.kind == "classes" else special.expit(outputs)
 
+    def log_odds(self, k: int) -> np.ndarray:
+        """[M], of class or label k: they rank examples whose probabilities round to 1."""
+        outputs = self.outputs.astype(np.float64)
+        if self.kind == "labels":
+            return outputs[:, k]
+        return outputs[:, k] - special.logsumexp(np.delete(outputs, k, axis=1), axis=1)
+
     @property
     def predicted(self) -> np.ndarray:
         """The most likely class [M], labels [M, K] or values [M, K]."""
@@ -103,14 +110,14 @@ def _f1(of: Predictions) -> float:
 def _over_columns(name: str, of: Predictions) -> float | None:
     """The mean of a score over the classes or labels that are true for some examples, not for all.
 
-    name: of a function of scikit-learn of (whether it is true [M], its probability [M]).
+    name: of a function of scikit-learn of (whether it is true [M], a number that ranks it [M]).
     """
-    truth, probabilities = of.truth, of.probabilities
+    truth = of.truth
     known = np.logical_and(truth.any(0), ~truth.all(0))
     if of.kind == "classes" and len(known) == 2:
         known[0] = False  # the second of two classes is the positive one
     score = getattr(_sklearn(), name)
-    values = [score(truth[:, k], probabilities[:, k]) for k in np.flatnonzero(known)]
+    values = [score(truth[:, k], of.log_odds(k)) for k in np.flatnonzero(known)]
     return float(np.mean(values)) if values else None
 
 

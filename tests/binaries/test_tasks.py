@@ -286,6 +286,16 @@ def test_of_two_classes_the_second_is_the_positive_one() -> None:
     assert found["average_precision"] == pytest.approx(precision)
 
 
+def test_ranks_do_not_see_how_probabilities_round() -> None:
+    k = np.arange(200)
+    for outputs in (np.stack([0 * k, 50.0 + k], 1), np.stack([0 * k, 50.0 + k, 0 * k - 5], 1)):
+        classes = Predictions("classes", k // 100, outputs)
+        found = metrics.values(("auroc", "average_precision"), classes)
+        assert found["average_precision"] == found["auroc"] == 1
+    labels = Predictions("labels", (k >= 100)[:, None], 50.0 + k[:, None])
+    assert metrics.values(["auroc"], labels) == {"auroc": 1}
+
+
 def test_metrics_of_values_follow_their_formulas() -> None:
     of = _examples("values")
     found = metrics.values(("mae", "rmse", "r2"), of)
