@@ -99,7 +99,8 @@ def init(
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     has_examples, server_key = federation.size > 0, jax.random.fold_in(key, 0)
-    setup = Setup(variables, federation.num_clients, sample, server_key, has_examples)
+    mean_size = federation.size.sum() / jnp.maximum(has_examples.sum(), 1)
+    setup = Setup(variables, federation.num_clients, sample, server_key, has_examples, mean_size)
     server = algorithm.init_server(setup)
     who = axis.local_clients(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)

@@ -226,6 +226,7 @@ class Setup(NamedTuple):
     sample: Tree  # [1, ...] zeros of the shape of an input
     key: Array
     has_examples: Array  # [C] bool; a client without examples never attends
+    mean_size: Array | float = 1.0  # [] examples of a client that has some
 
 
 class Visit(NamedTuple):

@@ -51,7 +51,8 @@ LISTED: dict[str, Method] = {
     "scaffold": Method("scaffold"),
     "fedpvr": Method("fedpvr"),
     "fednova": Method("fednova"),
-    "feddyn": Method("feddyn", "alpha", (0.01, 0.1, 1.0)),
+    # It minimises the mean over examples, as FedAvg does; its paper's is the mean over clients.
+    "feddyn": Method("feddyn", "alpha", (0.01, 0.1, 1.0), ("--set=weighting=size",)),
     "qfedavg": Method("qfedavg", "q", (0.1, 0.5, 2.0)),
     "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),

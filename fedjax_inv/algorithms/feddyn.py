@@ -7,15 +7,16 @@
 
 All g_i and h start at 0. N counts the clients with examples, and all have the same weight. Acar et
 al. 2021, "Federated Learning Based on Dynamic Regularization" (arXiv 2111.04263), Algorithm 1. The
-server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them. The release
-divides alpha by n_i / mean n, and so minimises the mean over examples; the paper and we minimise
-that over clients.
+server keeps -h / alpha. The paper has no statistics (BatchNorm); we average them. The paper
+minimises the mean over clients. The release divides alpha and g_i by n_i / mean n in the client's
+objective, and so minimises the mean over examples: `weighting="size"`.
 """
 
 from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, checks, objectives, tree
@@ -42,6 +43,7 @@ class Drift(NamedTuple):
 
     mean: Halves  # -h / alpha: the sum over rounds of (1 / N) sum (w_i - w_received)
     num_clients: Array  # [] N
+    mean_size: Array  # [] mean n
 
 
 def dynamic_gradient(
@@ -62,6 +64,7 @@ def feddyn(
     work: Work,
     *,
     alpha: float | Array = 0.01,
+    weighting: str = "uniform",
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
 ) -> Algorithm:
@@ -69,17 +72,23 @@ def feddyn(
 
     Args:
       alpha: weight of the quadratic term, above 0.
+      weighting: weights of clients in what is minimised, "uniform" (as in the paper) or "size" (as
+        in its release, and for FedAvg).
       server_optimizer: the server's optimizer, on the mean delta less h / alpha.
     """
     checks.positive("alpha", alpha)
+    checks.one_of("weighting", weighting, ("uniform", "size"))
+    by_size = weighting == "size"
     risk_gradient = averaging.gradient(model, loss)
 
     def gradient_from(visit: Visit) -> GradFn:
         received = visit.message.variables.params
+        factor = visit.message.side / jnp.maximum(visit.shard.size, 1) if by_size else 1.0
+        own = tree.scaled(factor, visit.own) if by_size else visit.own
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)
-            grads = dynamic_gradient(step.grads, visit.own, variables.params, received, alpha)
+            grads = dynamic_gradient(step.grads, own, variables.params, received, factor * alpha)
             return step._replace(grads=grads)
 
         return grad_fn
@@ -90,7 +99,8 @@ def feddyn(
 
     def init(setup: Setup) -> Drift:
         zeros = optax.tree.zeros_like(setup.variables.params)
-        return Drift(zeros, setup.has_examples.sum().astype(jax.numpy.float32))
+        number = setup.has_examples.sum() * jnp.ones(())
+        return Drift(zeros, number, setup.mean_size * jnp.ones(()))
 
     def update(drift: Drift, present: Array, delta: Variables) -> Drift:
         share = present / drift.num_clients
@@ -109,6 +119,11 @@ def feddyn(
         weighting="uniform",
         init_client=lambda server, who: optax.tree.zeros_like(server.side.mean),
         remember=remember,
-        side=averaging.SideState(init=init, aggregate=aggregators.count(), update=update),
+        side=averaging.SideState(
+            init=init,
+            send=lambda drift: drift.mean_size if by_size else (),
+            aggregate=aggregators.count(),
+            update=update,
+        ),
         server_delta=server_delta,
     )

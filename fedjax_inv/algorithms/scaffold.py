@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import chex
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, objectives
@@ -79,7 +80,7 @@ def scaffold(
 
     def init(setup: Setup) -> Control:
         zeros = optax.tree.zeros_like(part.get(setup.variables.params))
-        return Control(zeros, setup.has_examples.sum().astype(jax.numpy.float32))
+        return Control(zeros, setup.has_examples.sum() * jnp.ones(()))
 
     def update(control: Control, change: Tree, delta: Variables) -> Control:
         del delta

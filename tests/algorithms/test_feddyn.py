@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import linear_networks as linear
 from fedjax_inv.algorithms import feddyn
@@ -11,11 +12,16 @@ from fedjax_inv.algorithms import feddyn
 ALPHA = 0.3
 
 
-def test_feddyn_is_the_papers() -> None:
-    """With h as the paper has it, and an own g of each client."""
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_feddyn_is_the_papers(weighting: str) -> None:
+    """With h as the paper has it, and an own g of each client; by size as in the release."""
     with jax.enable_x64(True):
         held = linear.held()
-        states = linear.run(feddyn.feddyn(linear.MODEL, linear.work(), alpha=ALPHA), held)
+        made = feddyn.feddyn(linear.MODEL, linear.work(), alpha=ALPHA, weighting=weighting)
+        states = linear.run(made, held)
+        sizes = np.array(linear.SIZES)
+        share = np.maximum(sizes, 1) / sizes[sizes > 0].mean()
+        factors = 1 / share if weighting == "size" else np.ones(len(sizes))
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
         own = [[np.zeros_like(part) for part in w] for _ in linear.SIZES]
         h = [np.zeros_like(part) for part in w]
@@ -29,9 +35,10 @@ def test_feddyn_is_the_papers() -> None:
                     now: linear.Weights,
                     mine: Any = own[i],
                     received: Any = w,
+                    factor: float = factors[i],
                 ) -> linear.Weights:
                     parts = zip(grads, mine, now, received, strict=True)
-                    return [g - a + ALPHA * (b - c) for g, a, b, c in parts]
+                    return [g + factor * (ALPHA * (b - c) - a) for g, a, b, c in parts]
 
                 moved.append(linear.trained(w, examples[i], change=change))
             for i, delta in zip(clients, moved, strict=True):
