@@ -15,13 +15,14 @@ twice; each player keeps its optimizer's state; phi's server optimizer is Adam; 
 over a client's examples, not over its batches, as the last batch may be smaller; each player draws
 its own head, also where the network is given; a late player goes on from its head in the late
 broadcast; players respond to phi in evaluation mode, without dropout and augmentation. IRM Games'
-release has Keras's Adam, whose epsilon acts otherwise; adds half of each player's logits, which is
-the mean of two players alone; and lets the players of a learned phi move from the last to the
-first, anew in each epoch.
+release has Keras's Adam, whose epsilon acts otherwise; adds half of each player's logits
+(`output_scale`), which is the mean of two players alone; and lets the players of a learned phi move
+from the last to the first, anew in each epoch.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -97,24 +98,27 @@ class Table(NamedTuple):
 def response_logits(
     own: Array,
     opponents: Array,
-    memory: Array,
-    memory_size: Array,
+    memory: Array | None = None,
+    memory_size: Array | int = 0,
     *,
-    memory_mix: str,
+    memory_mix: str = "per_opponent",
     plays: Array | None = None,
+    output_scale: float | Array | None = None,
 ) -> Array:
     """Return the logits of a player's loss (Eq. 1 and 2), [B, K].
 
     Args:
       own: the player's logits [B, K].
       opponents: the opponents' logits [P, B, K], P = m - 1.
-      memory: logits of their last actions [P, H, B, K].
+      memory: logits of their last actions [P, H, B, K]; None: no memory.
       memory_size: [] or [P] int, how many of H are filled, the first ones.
       memory_mix: the scale of Eq. 2: "literal" (1 / m over all 2m - 1 terms, as printed),
         "normalised" (1 / (2m - 1)), or "per_opponent" (an opponent counts as the mean of its action
         and its memory, then 1 / m).
       plays: [P] bool, the opponents that count, m - 1 of them; None: all.
+      output_scale: stands in place of 1 / m, if it is not None.
     """
+    memory = opponents[:, None][:, :0] if memory is None else memory
     chex.assert_rank([own, opponents, memory], [2, 3, 4])
     chex.assert_equal_shape_suffix([own, opponents, memory], 2)
     chex.assert_equal_shape_prefix([opponents, memory], 1)
@@ -128,12 +132,13 @@ def response_logits(
         jnp.where(filled[..., None, None], memory, 0).sum(1) / jnp.maximum(size, 1)[:, None, None]
     )
     remembered = (size > 0)[:, None, None]
-    terms = counts.sum() + 1
+    players = terms = counts.sum() + 1
+    theirs = opponents + past
     if memory_mix == "per_opponent":
-        return (own + jnp.where(remembered, (opponents + past) / 2, opponents).sum(0)) / terms
+        theirs = jnp.where(remembered, theirs / 2, opponents)
     if memory_mix == "normalised":
-        return (own + (opponents + past).sum(0)) / (terms + remembered.sum())
-    return (own + (opponents + past).sum(0)) / terms
+        terms += remembered.sum()
+    return _of_scale((own + theirs.sum(0)) / terms, output_scale, players)
 
 
 def fl_games(
@@ -148,6 +153,7 @@ def fl_games(
     body_learning_rate: float | Array = 2.5e-5,
     body_batch_size: int = 256,
     fast: bool = False,
+    output_scale: float | Array | None = None,
     loss: Loss = objectives.cross_entropy,
 ) -> Algorithm:
     """Return FL Games (Algorithm 1); the clients that have examples are the players.
@@ -164,6 +170,8 @@ def fl_games(
       body_batch_size: examples of each client for a gradient of the representation.
       fast: whether the gradient of the representation is over all of a client's examples instead
         of one batch.
+      output_scale: the factor of the sum of the players' logits. None: 1 / m, their mean, as in the
+        papers. IRM Games' release has 0.5 for any m, and thresholds that fit it.
 
     Returns:
       The algorithm. It has no `network`: its players are served together.
@@ -173,6 +181,8 @@ def fl_games(
     checks.one_of("memory_mix", memory_mix, MEMORY_MIXES)
     checks.real("body_learning_rate", body_learning_rate)
     checks.integer("body_batch_size", body_batch_size)
+    if output_scale is not None:
+        checks.positive("output_scale", output_scale)
     optimizer = body_optimizer(body_learning_rate)
 
     def init_server(setup: Setup) -> Game:
@@ -196,11 +206,16 @@ def fl_games(
         mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(*game.body, x, mask, False)
         logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
-        return _mean_over(logits, game.plays)
+        return together(logits, game.plays)
 
+    scale: dict[str, Any] = {"output_scale": output_scale}
+    together = functools.partial(_together, **scale)
+    mixed = functools.partial(response_logits, memory_mix=memory_mix, **scale)
     all_attend, players_attend = _turns(play, learned)
-    responses = _responses(model, work, loss, memory, memory_mix, players_attend)
-    representation = _representation(model, optimizer, loss, body_batch_size, fast, all_attend)
+    responses = _responses(model, work, loss, memory, players_attend, mixed)
+    representation = _representation(
+        model, optimizer, loss, body_batch_size, fast, all_attend, together
+    )
     exchanges = (representation, responses) if learned else (responses,)
     return needing_head(Algorithm(init_server, init_client, exchanges, predict))
 
@@ -234,10 +249,14 @@ def _logits(model: Model, predictor: Predictor, features: Array, mask: Array) ->
     return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
 
 
-def _mean_over(logits: Array, plays: Array) -> Array:
-    """The ensemble: the mean of logits [C, B, K] over the players."""
-    total = jnp.where(plays[:, None, None], logits, 0).sum(0)
-    return total / jnp.maximum(plays.sum(), 1)
+def _of_scale(mean: Array, output_scale: float | Array | None, players: Array) -> Array:
+    return mean if output_scale is None else mean * (output_scale * players)
+
+
+def _together(logits: Array, plays: Array, output_scale: float | Array | None) -> Array:
+    """The ensemble: the mean of logits [C, B, K] over the players, or their sum in that scale."""
+    total, players = jnp.where(plays[:, None, None], logits, 0).sum(0), jnp.maximum(plays.sum(), 1)
+    return _of_scale(total / players, output_scale, players)
 
 
 def _representation(
@@ -247,6 +266,7 @@ def _representation(
     batch_size: int,
     fast: bool,
     attends: Attends,
+    together: Callable[[Array, Array], Array],
 ) -> Exchange:
     """phi's exchange: its gradient through the ensemble, then a step of the server."""
 
@@ -262,7 +282,7 @@ def _representation(
                 body, ensemble.body.stats, batch.x, batch.mask, True, step_key
             )
             logits = jax.vmap(lambda p: _logits(model, p, features, batch.mask))(ensemble.players)
-            value = loss(_mean_over(logits, ensemble.plays), batch.y, batch.mask)
+            value = loss(together(logits, ensemble.plays), batch.y, batch.mask)
             return value, (value, stats)
 
         def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
@@ -296,7 +316,9 @@ def _representation(
     return Exchange(broadcast, client, aggregators.mean(), update, attends)
 
 
-def _response_gradient(model: Model, loss: Loss, memory_mix: str, visit: Visit) -> GradFn:
+def _response_gradient(
+    model: Model, loss: Loss, mixed: Callable[..., Array], visit: Visit
+) -> GradFn:
     """The gradient of a player's local steps, while its opponents are fixed."""
     table: Table = visit.message
     num_players = table.moves.shape[0]
@@ -319,8 +341,7 @@ def _response_gradient(model: Model, loss: Loss, memory_mix: str, visit: Visit) 
 
         def risk(head: Tree) -> tuple[Array, Tree]:
             own, stats = model.decode(head, variables.stats.head, features, batch.mask, True, key)
-            together = own, theirs[:, 0], past, memory_size
-            logits = response_logits(*together, memory_mix=memory_mix, plays=table.plays[others])
+            logits = mixed(own, theirs[:, 0], past, memory_size, plays=table.plays[others])
             return loss(logits, batch.y, batch.mask), stats
 
         (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
@@ -330,7 +351,12 @@ def _response_gradient(model: Model, loss: Loss, memory_mix: str, visit: Visit) 
 
 
 def _responses(
-    model: Model, work: Work, loss: Loss, memory: int, memory_mix: str, attends: Attends
+    model: Model,
+    work: Work,
+    loss: Loss,
+    memory: int,
+    attends: Attends,
+    mixed: Callable[..., Array],
 ) -> Exchange:
     """The players' exchange: a best response to the opponents' last actions."""
 
@@ -338,7 +364,7 @@ def _responses(
         return Table(game.body, game.players, game.memory, game.moves, game.plays)
 
     def client(visit: Visit) -> Reply:
-        grad_fn = _response_gradient(model, loss, memory_mix, visit)
+        grad_fn = _response_gradient(model, loss, mixed, visit)
         start = Local(_alone(tree.take(visit.message.players, visit.shard.who)), visit.own)
         trained = work.run(grad_fn, start, visit.shard, visit.key)
         end = trained.local.variables

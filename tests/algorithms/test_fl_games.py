@@ -147,6 +147,21 @@ def test_response_logits_are_the_written_sums(
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mix", fl_games.MEMORY_MIXES)
+def test_the_scale_of_the_release_is_half_of_the_sum(mix: str) -> None:
+    rng = np.random.default_rng(0)
+    own, opponents = rng.normal(size=(2, 3)), rng.normal(size=(4, 2, 3))
+    mean = fl_games.response_logits(own, opponents, memory_mix=mix)
+    half = fl_games.response_logits(own, opponents, None, memory_mix=mix, output_scale=0.5)
+    np.testing.assert_allclose(mean, (own + opponents.sum(0)) / 5, rtol=1e-5)
+    np.testing.assert_allclose(half, (own + opponents.sum(0)) / 2, rtol=1e-5)
+    algorithm = game(SOFTMAX)
+    state, x = start(algorithm, SOFTMAX), FEDERATION.data.x[:4]
+    mean = algorithm.predict(state.server, (), x)
+    half = game(SOFTMAX, output_scale=0.5).predict(state.server, (), x)
+    np.testing.assert_allclose(half, PLAYERS / 2 * mean, rtol=1e-5)
+
+
 def written_sums(own: np.ndarray, opponents: Any, memory: Any, sizes: Any, mix: str) -> np.ndarray:
     """Eq. 1 and 2, opponent after opponent."""
     total, terms = own.copy(), 1.0
