@@ -6,6 +6,8 @@ This file imports the standard library alone, as any other package may take seco
 import errno
 import functools
 import gc
+import io
+import logging
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 BAD_INPUT, DIVERGED, LOST = 2, 3, 4  # exit statuses
 _SECONDS = 15  # for the other processes to end as well
@@ -35,6 +37,16 @@ class Diverged(Exception):
     """A client's loss or update became NaN or infinite."""
 
 
+class _Output(io.FileIO):
+    """An output whose reader may go, as `head` does: the work goes on."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
 def binary(run: Callable[[list[str]], str]) -> Callable[[list[str]], None]:
     """The main function of a binary, for `app.run`. run: the words besides flags -> its text."""
 
@@ -42,6 +54,7 @@ def binary(run: Callable[[list[str]], str]) -> Callable[[list[str]], None]:
     def main(argv: list[str]) -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
+        _keep_printing()
         try:
             with in_one_line():
                 _prepare()
@@ -59,6 +72,18 @@ def binary(run: Callable[[list[str]], str]) -> Callable[[list[str]], None]:
     return main
 
 
+def _keep_printing() -> None:
+    """Lets no closed output, and no character that a terminal lacks, end the work."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
+            file = io.BufferedWriter(_Output(number, "w", closefd=False))
+            how: dict[str, Any] = {"errors": "backslashreplace", "line_buffering": True}
+            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, **how))
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     del frame
     os.write(2, b"\ninterrupted\n")
@@ -68,7 +93,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _prepare() -> None:
     """Settings of this process."""
     import jax
-    from absl import logging
+    from absl import logging as absl_logging
 
     # Compiled programs are stored on the disk, so that a second start does not compile again.
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", "~/.cache/fedjax_inv")
@@ -79,8 +104,12 @@ def _prepare() -> None:
     # Tracing makes many objects that stay. With Python's default of 700, a first look spends 3 of
     # its 70 seconds of processor time looking through them for cycles.
     gc.set_threshold(50_000)
-    # Orbax logs every file and every failure; we report failures ourselves.
-    logging.set_verbosity(logging.FATAL)
+    # Orbax logs every file and every failure; we report failures ourselves. The library warns.
+    absl_logging.set_verbosity(absl_logging.FATAL)
+    library, handler = logging.getLogger("fedjax_inv"), logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    library.setLevel(logging.WARNING)
+    library.handlers, library.propagate = [handler], False
     warnings.showwarning = _show_warning
 
 
@@ -96,8 +125,6 @@ def in_one_line() -> Iterator[None]:
     except OSError as error:
         if error.errno is None:  # not from the operating system
             raise
-        if isinstance(error, BrokenPipeError):  # whoever reads the output has enough, as `head`
-            os._exit(128 + signal.SIGPIPE)
         where = f"{error.filename}: " if error.filename else ""
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = f"make room on the disk, then {CONTINUES}" if full else "mend that and start again"
