@@ -460,6 +460,9 @@ def check_clients(config: Config, num_clients: int) -> None:
         for entry in entries:
             if int(entry.partition(":")[0]) >= num_clients:
                 raise flag_error(name, entry, f"must be of clients 0..{num_clients - 1}")
+    if not _of_clients(config.lossy, num_clients, 1.0).any():
+        text = "lets no client's upload arrive; must be above 0 for one"
+        raise flag_error("lossy", config.lossy, text)
     if config.frequency < 1 and num_clients > 1 and round(config.sparse * num_clients) == 0:
         text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
         raise flag_error("sparse", config.sparse, text)

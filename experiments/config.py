@@ -8,6 +8,7 @@ import copy
 import difflib
 import functools
 import os
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from absl import flags
 
-from .flags import NAMES, PRESETS
+from .flags import ALGORITHMS, NAMES, PRESETS, SOURCES
 
 FLAGS = flags.FLAGS
 
@@ -223,8 +224,19 @@ def parse(argv: Sequence[str], words: int = 0) -> list[str]:
 def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
     try:
         return values([argv[0], *_with_presets(argv[1:])])
+    except flags.UnrecognizedFlagError as error:
+        raise flags.Error(f"{error}{_meant(error.flagname)}") from None
     except UnicodeDecodeError as error:
         raise flags.Error(f"--flagfile: {error}") from None
+
+
+def _meant(name: str) -> str:
+    """The flag of a name that is none: by the initials of a flag, or as an algorithm's setting."""
+    near = [each for each in NAMES if name == "".join(word[0] for word in each.split("_"))]
+    argument = re.compile(rf"^    {re.escape(name)}: ", re.MULTILINE)
+    if any(argument.search((SOURCES / f"{each}.py").read_text()) for each in ALGORITHMS):
+        near = [f"set={name}"]
+    return f". Did you mean --{near[0]}=...?" if near else ""
 
 
 def _with_presets(words: Sequence[str]) -> Iterator[str]:

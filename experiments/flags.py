@@ -17,11 +17,8 @@ _LIBRARY = importlib.util.find_spec("fedjax_inv")
 assert _LIBRARY is not None
 assert _LIBRARY.origin is not None
 # An algorithm is a file of the library with a factory of its name.
-ALGORITHMS = sorted(
-    path.stem
-    for path in (Path(_LIBRARY.origin).parent / "algorithms").glob("*.py")
-    if path.stem != "__init__"
-)
+SOURCES = Path(_LIBRARY.origin).parent / "algorithms"
+ALGORITHMS = sorted(path.stem for path in SOURCES.glob("*.py") if path.stem != "__init__")
 
 
 class _List(flags.ArgumentParser[Any]):
@@ -33,7 +30,10 @@ class _List(flags.ArgumentParser[Any]):
 
     def parse(self, argument: Any) -> Any:
         items = argument.split(",") if isinstance(argument, str) else argument
-        return tuple(self._item.parse(item) for item in items if item != "" or len(items) > 1)
+        try:
+            return tuple(self._item.parse(item) for item in items if item != "" or len(items) > 1)
+        except ValueError as error:
+            raise ValueError(f"{error}; must be {self.syntactic_help}") from None
 
     def flag_type(self) -> str:
         return f"comma-separated {self._item.flag_type()}s"

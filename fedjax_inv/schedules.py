@@ -35,6 +35,8 @@ def check(schedule: Cohort, num_clients: int, history: int) -> None:
         raise UsageError("schedule", ..., f"{shapes}: must all be [T, S]")
     if who.dtype.kind not in "iu" or present.dtype != bool or delay.dtype.kind not in "iu":
         raise UsageError("schedule", ..., "must hold integers, present True or False")
+    if not present.any():
+        raise UsageError("schedule", ..., "lets no update arrive in any round")
     for outside in np.argwhere(present & ((who < 0) | (who >= num_clients)))[:1]:
         found = f"round {outside[0]} names client {who[tuple(outside)]}"
         raise UsageError("schedule", ..., f"{found}: must be in 0..{num_clients - 1}")

@@ -1,5 +1,6 @@
 """What runs are trained and scored by: the loss and the score that fit the targets of the data."""
 
+import difflib
 import functools
 import inspect
 import sys
@@ -156,6 +157,9 @@ def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[
         parameters = []
     if len(parameters) < 2:
         text = "must be a factory of an algorithm, called as algorithm(model, work)"
+        if inspect.ismodule(algorithm):
+            file = algorithm.__name__.rpartition(".")[2]
+            text += f", such as {file}.{file}; this is a module"
         raise UsageError("algorithm", ..., text)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     own = [each for each in parameters[2:] if each.kind not in variable]  # after model and work
@@ -166,5 +170,9 @@ def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[
     names = [each.name for each in own]
     for name in given:
         if name not in (*names, *local) and not _takes_any(algorithm):
+            known = [*names, *local]
+            near = [each for each in known if name == "".join(w[0] for w in each.split("_"))]
+            near += difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
             allowed = f"must be an argument of fit or of {_name(algorithm)}: {', '.join(names)}"
-            raise UsageError(name, ..., allowed)
+            raise UsageError(name, ..., allowed + hint)

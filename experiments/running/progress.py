@@ -54,7 +54,7 @@ class Progress(Callback):
             self._compiled = None
         is_terminal = machine.leads() and sys.stderr.isatty()
         if self._bar is None and fitted.round > self._first and is_terminal:
-            at = self._done
+            at = self._done = fitted.round  # the time until here is that of compiling, too
             self._bar = tqdm(total=self._rounds, initial=at, desc=self._title, unit="round")
         self._show(fitted.round, self._log.new)
 

@@ -72,6 +72,8 @@ COMMANDS = [
     ("train --score=precision", "--score=precision"),
     ("train --preset=nowhere", "--preset=nowhere"),
     ("train --fluffy=1", "fluffy"),
+    ("train --lr=0.1", "--learning_rate="),
+    ("train --algorithm=fedipg --penalty=0.1", "--set=penalty="),
     ("train rounds=3", "rounds=3"),
     # Numbers and their ranges.
     ("train --rounds", "--rounds"),
@@ -85,6 +87,8 @@ COMMANDS = [
     ("train --cut=9", "--cut=9"),
     ("train --warm_start=soon", "--warm_start=soon"),
     ("train --lossy=0:2", "--lossy="),
+    ("train --lossy=" + ",".join(f"{client}:0" for client in range(5)), "--lossy="),
+    ("train --seeds=1-3", "comma-separated list"),
     ("train --process_id=1", "process_id=1"),
     ("train --hold=stream --distributed", "hold=stream"),
     ("train --devices=64", "--devices=64"),
@@ -244,3 +248,30 @@ def test_every_preset_parses() -> None:
         if names.endswith("_v"):
             names += ",games_parallel"
         assert grid.cells(config.of_arguments([f"--preset={names}"]), ["0", "75"])
+
+
+# What a shell may do with the outputs of a command.
+PRINTING = "import sys; print('北' * 9**6); print('x', file=sys.stderr, flush=True)"
+
+
+@pytest.mark.parametrize("end", ["2>&1 | true", ">&- 2>&-", "| head -c 1", "> /dev/null"])
+def test_no_output_ends_a_command_without_its_results(tmp_path: Path, end: str) -> None:
+    first = "import os; from fedjax_inv_experiments import start; start._keep_printing()"
+    last = "open('result', 'w').close()"
+    command = shlex.join([sys.executable, "-c", f"{first}; {PRINTING}; {last}"])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} {end}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "result").exists()
+
+
+def test_the_librarys_warnings_reach_a_commands_user() -> None:
+    code = "import logging; from fedjax_inv_experiments import start; start._prepare(); "
+    code += "logging.getLogger('fedjax_inv.cse').warning('slower')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "warning: slower\n"

@@ -438,6 +438,9 @@ WRONG: dict[str, list[Any]] = {
         3,
         *(schedules.attending(cohort=5), schedules.attending(dropout=1.5)),
         schedules.attending(slow=[1, 2, 0, 1]),
+        lambda *arguments: schedules.everyone(*arguments[1:])._replace(
+            present=jnp.zeros((arguments[2], arguments[1]), bool)
+        ),
         lambda key, num_clients, num_rounds: schedules.everyone(num_clients, 3),
     ],
     "optimizer": [optax.sgd(0.1)],  # not a function of the learning rate
@@ -456,6 +459,14 @@ def test_a_wrong_argument(name: str, value: Any) -> None:
     inner = [*value] if isinstance(value, dict) else ["nonfinite", "cohort", "dropout", "slow"]
     with pytest.raises(UsageError, match="|".join([name, *inner])):
         fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {name: value})
+
+
+def test_what_was_meant() -> None:
+    for wrong, meant in (({"lr": 0.1}, "learning_rate"), ({"server_optimiser": 1}, "optimizer")):
+        with pytest.raises(UsageError, match=f"did you mean .*{meant}"):
+            fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | wrong)
+    with pytest.raises(UsageError, match=r"fedavg\.fedavg"):
+        fit(fedavg, MODEL, CLIENTS, **FLAT)
 
 
 def test_a_wrong_factory_network_or_data() -> None:
