@@ -17,7 +17,7 @@ import jax
 import pytest
 from hypothesis import settings
 
-gc.set_threshold(50_000)  # as in `command.main`
+gc.set_threshold(50_000)  # as in `start.binary`
 # Four devices on any machine, for the tests that share runs and clients.
 jax.config.update("jax_num_cpu_devices", 4)
 # A test must compile what it tests, not load what an earlier version left behind.

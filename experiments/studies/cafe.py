@@ -4,7 +4,7 @@ fedjax-inv paper cafe --study=groups --data=fashion_mnist
 
 Studies: methods (one column of Tables I to IV, and Fig. 5 and 6), frequency (Table II: how often
 half of the clients upload), groups (FedAvg and CAFE on clients that upload always or rarely, and on
-classes with many or few examples), ablation (Fig. 6: CAFE without its parts). Any flag of `sweep`
+classes with many or few examples), ablation (Fig. 6: CAFE without its parts). Any flag of `train`
 applies to all rows. Other columns of the tables are --alpha=0.5 --run_dir=ELSEWHERE (Table I),
 --sampling_rate=0.3 (Table III) and --local_epochs=10 (Table IV). Other strengths of Feature
 Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server's momentum is

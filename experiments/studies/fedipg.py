@@ -6,7 +6,7 @@ Studies: colours (FedIPG where its penalty acts, beside FL Games), ends (the rou
 selects, for several rules and strengths of the colour), domains (Table II), penalties (Fig. 4:
 FedIPG by its penalty, 50 clients), combinations (Fig. 5: ten rules from digit to colour, each held
 out), stains (Table III, Fig. 7: coloured strokes, grounds or both), exit (Fig. 3: one of twenty
-clients is slow, lossy or rotated, and may leave). Any flag of `sweep` applies to all rows; every
+clients is slow, lossy or rotated, and may leave). Any flag of `train` applies to all rows; every
 seed draws its environments anew.
 """
 

@@ -6,7 +6,7 @@ Kinds of shift: a colour that predicts the label better than the digit does, and
 test; an unseen angle; and clients with few labels each, of which half seldom upload. Methods:
 FedAvg, FedIPG, FL Games, FedCFA and CAFE, with one network, one budget of rounds and local steps
 and one draw of the data per seed for each kind. All serve the network of the last round; FL Games
-under the misleading colour that of its stop. Any flag of `sweep` applies to all rows.
+under the misleading colour that of its stop. Any flag of `train` applies to all rows.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 fedjax-inv paper fl_games --study=methods --data=colored_mnist
 
 Studies: methods (Tables 1 and 4), classes (Tables 2 and 3), clients (Figures 1b, 2a, 8 to 10),
-steps (Figures 17 to 20), masks (Figure 1a, of the first seed). Any flag of `sweep` applies to all
+steps (Figures 17 to 20), masks (Figure 1a, of the first seed). Any flag of `train` applies to all
 rows (--seeds=0 for a first look); --rounds gives the baselines more steps than the games. Every
 seed draws its environments anew.
 """

@@ -15,7 +15,7 @@ class Shift(NamedTuple):
     severity: str  # the meaning of the number
     severities: tuple[float, ...]  # the weakest first
     at: float  # the severity in the map
-    flags: Callable[[float], tuple[str, ...]]  # of `sweep`, at a severity
+    flags: Callable[[float], tuple[str, ...]]  # of `train`, at a severity
     has_unseen_domain: bool = False  # whether the test shows a domain that no client has
     domains: Literal["any", "none", "own"] = "any"  # the domains that the data must have
 

@@ -70,7 +70,7 @@ def row(
     severity: float,
     overrides: Sequence[str] = (),
 ) -> Row:
-    """A method under a kind of shift. overrides: the flags of `sweep` that concern all rows."""
+    """A method under a kind of shift. overrides: the flags of `train` that concern all rows."""
     own = method.flags(*_terms(DATA[data].preset, tuple(overrides)))
     label = f"{name}-{column}-{severity:g}"
     flags = flags_of(data, SHIFTS[column], severity)

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     """A row of a table."""
 
     label: str
-    flags: tuple[str, ...]  # of `sweep`
+    flags: tuple[str, ...]  # of `train`
     series: str = ""  # the line in a figure on which the row is a point
     x: str = ""  # the x of that point
     start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
@@ -119,7 +119,7 @@ class Options(NamedTuple):
     rows: tuple[str, ...]  # labels; () for all rows
     data: tuple[str, ...]
     folder: Path
-    overrides: tuple[str, ...]  # flags of `sweep`, for all rows
+    overrides: tuple[str, ...]  # flags of `train`, for all rows
     own: Any = None  # the record of the paper's own flags
 
 
