@@ -35,7 +35,7 @@ exclude_patterns = ["docs/results/tables/*.md", "docs/templates"]
 templates_path = [str(Path(__file__).parent / "templates")]
 
 myst_heading_anchors = 4
-myst_enable_extensions = ["html_image"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 smartquotes_action = "D"  # dashes alone
 # Notebooks are run anew at each build, because the code may have changed. They write nothing here.
 nb_execution_mode = "force"

@@ -6,21 +6,19 @@ from pathlib import Path
 
 from tools import results
 
-RECORD = {
-    "command": "fedjax-inv paper fedipg --study=colours --data=digits",
-    "seeds": [0, 1, 2],
-    "commit": "0123456789",
-    "versions": {"fedjax_inv": "0.9.0"},
-}
-TABLE = "| a | test, % |\n|---|---|\n| x | **12.5 ± 1.0** |\n"
+RECORD = {"command": "fedjax-inv paper fedipg --study=colours --data=digits"}
+TABLE = "| a | test, % | last |\n|---|---|---|\n| x | **12.5 ± 1.0** | 3 |\n"
 
 
 def test_every_page_is_as_the_files_have_it() -> None:
     texts = {path: path.read_text() for path in results.pages()}
     assert not [path for path, text in texts.items() if results.written(path) != text]
+    files = [*(results.ROOT / results.TABLES).iterdir()]
     shown = "\n".join(texts.values())
-    records = [*(results.ROOT / results.TABLES).glob("*.json")]
-    assert not [path for path in records if path.name.removesuffix(".json") not in shown]
+    published = [path for path in files if path.suffix != ".json"]
+    assert not [path for path in published if path.name not in shown]
+    records = [path for path in files if path.suffix == ".json"]
+    assert {results.record_of(path) for path in published} == set(records)
     place = re.compile(r'["=\s]([~/]|[A-Z]:\\)')
     assert not [path for path in records if place.search(path.read_text())]
 
@@ -29,7 +27,7 @@ def test_a_page_shows_published_files(tmp_path: Path) -> None:
     run = tmp_path / "runs/digits"
     run.mkdir(parents=True)
     (tmp_path / results.TABLES).mkdir(parents=True)
-    (run / "colours.md").write_text(f"{TABLE}\nMore.\n\n{TABLE.replace('12.5', '3.5')}\nBold: x.\n")
+    (run / "colours.md").write_text(f"{TABLE}\nMore.\n\n{TABLE.replace('12.5', '3.5')}")
     (run / "colours_by_round.png").write_bytes(b"picture")
     (run / "colours.json").write_text(json.dumps(RECORD))
     table, figure = (
@@ -37,15 +35,17 @@ def test_a_page_shows_published_files(tmp_path: Path) -> None:
         for name in ("colours.md", "colours_by_round.png")
     )
     assert table == "docs/results/tables/fedipg_digits_colours.md"
+    assert results.record_of(tmp_path / figure).name == "fedipg_digits_colours.json"
     page = tmp_path / "docs/results/page.md"
-    head = f"# Title\n\n<!-- table: {table} -->\n", f"  <!-- figure: {figure} By round -->\n"
-    page.write_text(f"{head[0]}<!-- end -->\n\n{head[1]}  <!-- end -->\n")
-    came = f"Version 0.9.0, commit 0123456, seeds 0 to 2: `{RECORD['command']}`\n"
-    picture = "![By round](tables/fedipg_digits_colours_by_round.png)\n"
+    heads = f"<!-- table: {table} -->\n", f"  <!-- figure: {figure} By round -->\n"
+    page.write_text(f"# Title\n\n{heads[0]}<!-- end -->\n\n{heads[1]}  <!-- end -->\n")
+    picture = "  ![By round](tables/fedipg_digits_colours_by_round.png)\n"
     text = (
-        f"{head[0]}\n{TABLE}\n{came}\n<!-- end -->\n\n{head[1]}\n  {picture}\n  {came}\n"
-        "  <!-- end -->\n"
+        f"# Title\n\n{heads[0]}\n{TABLE}\n<!-- end -->\n\n"
+        f"{heads[1]}\n{picture}\n  <!-- end -->\n"
     )
     assert results.written(page, tmp_path) == text
-    page.write_text(text.replace("table:", "table 2:"))
-    assert "3.5 ± 1.0** |\n\nBold: x.\n\nVersion" in results.written(page, tmp_path)
+    page.write_text(text.replace("table:", "table 2:").replace(".md -->", ".md last; test -->"))
+    assert "| a | last | test, % |\n|---|---|---|\n| x | 3 | **3.5 ±" in results.written(
+        page, tmp_path
+    )
