@@ -130,8 +130,9 @@ def _with_fields(
 
 
 def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out the fields of records, which are shown with their class."""
-    return True if type(obj).__name__ in ("_tuplegetter", "member_descriptor") else None
+    """Leaves out the fields of records, which are shown with their class, and classes of JAX."""
+    is_field = type(obj).__name__ in ("_tuplegetter", "member_descriptor")
+    return True if is_field or getattr(obj, "__module__", "") == "jax.sharding" else None
 
 
 def setup(app: Sphinx) -> None:

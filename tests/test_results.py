@@ -41,8 +41,7 @@ def test_a_page_shows_published_files(tmp_path: Path) -> None:
     page.write_text(f"# Title\n\n{heads[0]}<!-- end -->\n\n{heads[1]}  <!-- end -->\n")
     picture = "  ![By round](tables/fedipg_digits_colours_by_round.png)\n"
     text = (
-        f"# Title\n\n{heads[0]}\n{TABLE}\n<!-- end -->\n\n"
-        f"{heads[1]}\n{picture}\n  <!-- end -->\n"
+        f"# Title\n\n{heads[0]}\n{TABLE}\n<!-- end -->\n\n{heads[1]}\n{picture}\n  <!-- end -->\n"
     )
     assert results.written(page, tmp_path) == text
     page.write_text(text.replace("table:", "table 2:").replace(".md -->", ".md last; test -->"))

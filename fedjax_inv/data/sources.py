@@ -308,13 +308,11 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
 
     Args:
       name: of the data, for warnings.
-      arrays:
-        x: [M, ...]. uint8 with three axes or more are images [M, height, width] or [M, height,
-          width, channels], which networks see in [0, 1]; other numbers become float32.
-        y: classes, [M] integers, which become 0..K-1 in increasing order; labels, [M, K] bool; or
-          values, [M] or [M, K] floating.
-        domain and client: [M] integers or strings, if there are any.
-        test: [M] bool, if there is one.
+      arrays: x and y, and domain, client and test, if there are any. x: [M, ...]; uint8 with three
+        axes or more are images [M, height, width] or [M, height, width, channels], which networks
+        see in [0, 1]; other numbers become float32. y: classes, [M] integers, which become 0..K-1
+        in increasing order; labels, [M, K] bool; or values, [M] or [M, K] floating. domain and
+        client: [M] integers or strings. test: [M] bool.
     """
     lacking = [key for key in ("x", "y") if key not in arrays]
     if lacking:
