@@ -98,10 +98,11 @@ def network(config: Config, data: Dataset) -> Model:
             raise flag_error("standardise", config.standardise, text)
         model = models.scaled(model)
     if config.weights:
-        try:
-            model = models.weights.pretrained(model, config.weights)
-        except UsageError as error:
-            raise in_flags(error, f"--model={config.model}", {"path": "weights"}) from None
+        if not config.init_from:  # else the networks come from there
+            try:
+                model = models.weights.pretrained(model, config.weights)
+            except UsageError as error:
+                raise in_flags(error, f"--model={config.model}", {"path": "weights"}) from None
         model = models.normalised(model, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
     if config.augment:
         shape = _shape(data)

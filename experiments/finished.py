@@ -51,7 +51,9 @@ class Runs:
         """
         if self.known_data is not None:
             return self.known_data
-        chosen = config.changed(self.config, held_out=self.cell.held_out or "none", init_from="")
+        # The networks come from the folder, and need no file of --weights any more.
+        source = {"held_out": self.cell.held_out or "none", "init_from": str(self.path)}
+        chosen = config.changed(self.config, **source)
         try:
             found = assemble.assemble(chosen)
         except UsageError as error:
@@ -77,7 +79,7 @@ class Runs:
         """
         model = self.data.model
         if rendered:
-            model = build.network(self.config, self.data.dataset._replace(render=None))
+            model = build.network(self.data.config, self.data.dataset._replace(render=None))
         run = self.config, self.cell, model, self.data.task, self.cell.runs[index].hyper
         plain, precision = assemble.algorithm(*run), self.plan.experiment.precision
 
@@ -220,11 +222,17 @@ def open(
         raise UsageError(where, ..., text) from None
     if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
-    return Runs(where, folder, _alone(chosen, data_dir), cell, start, result)
+    return Runs(where, folder, _alone(chosen, data_dir, start.folder), cell, start, result)
 
 
-def _alone(chosen: Config, data_dir: str) -> Config:
-    """A run's flags, changed to one device of one process, which does not influence its states."""
+def _alone(chosen: Config, data_dir: str, place: str) -> Config:
+    """A run's flags, changed to one device of one process, which does not influence its states.
+
+    place: the working directory of the training, where the data lie if they are not in this one.
+    """
+    data = Path(chosen.dataset).expanduser()
+    if not data.exists() and Path(place, data).exists():
+        chosen = config.changed(chosen, dataset=str(Path(place, data)))
     one: dict[str, Any] = {"devices": "1", "num_processes": 1, "process_id": 0}
     one |= {"distributed": False, "coordinator_address": ""}
     one["hold"] = "stream" if chosen.hold == "stream" else "auto"

@@ -31,7 +31,7 @@ def record(data: Dataset, networks: Tree = None) -> Start:
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     begun_from = "" if networks is None else fingerprint(networks)
-    return Start(date, *_here(), of_data(data), networks=begun_from)
+    return Start(date, *_here(), of_data(data), networks=begun_from, folder=os.getcwd())
 
 
 @functools.cache

@@ -127,6 +127,7 @@ class Start(Record, frozen=True):
     data: str  # the digest of the data set as it was read
     code: str = ""  # of the modules of one's own that the flags name
     networks: str = ""  # of the initial networks of --init_from
+    folder: str = ""  # the working directory, to which paths of flags are relative
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):

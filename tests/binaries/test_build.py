@@ -15,7 +15,7 @@ import runs
 from fedjax_inv import models, platforms
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
-from fedjax_inv.types import Cohort
+from fedjax_inv.types import Cohort, Model
 from fedjax_inv_experiments import assemble, build, config
 from fedjax_inv_experiments import data as data_flags
 from test_weights import WIDTHS, torchvision
@@ -205,6 +205,13 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+def test_a_network_from_another_run_needs_no_weights_file(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((12, 8, 8, 3), np.uint8), y=np.arange(12) % 2)
+    data = {"dataset": str(tmp_path / "mine.npz"), "model": "resnet18", "weights": "gone"}
+    chosen = config.of(**data, norm="frozen", init_from="run")
+    assert isinstance(build.network(chosen, data_flags.load(chosen)), Model)
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Regression and labels: runs on such data, their scores, metrics, predictions and exports."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,16 @@ from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import build, config, evaluation, figures, metrics, predictions, train
+from fedjax_inv_experiments import (
+    build,
+    config,
+    evaluation,
+    figures,
+    finished,
+    metrics,
+    predictions,
+    train,
+)
 from fedjax_inv_experiments.metrics import Measure, Predictions
 from runs import no_figures
 
@@ -77,6 +87,18 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     measured = pd.read_csv(ran.folder / "metrics.csv", dtype={"name": str})
     names = {by: set(part["name"]) for by, part in measured.groupby("by")}
     assert (names["domain"], names["client"]) == ({"0", "1", "2"}, {"0", "1"})
+
+
+def test_a_run_finds_its_data_from_another_folder(
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ran.folder, tmp_path / "run")
+    record = json.loads((ran.folder / "config.json").read_text())
+    place = Path(record["flags"]["dataset"])
+    record["flags"]["dataset"], record["start"]["folder"] = place.name, str(place.parent)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record))
+    monkeypatch.chdir(tmp_path)
+    assert finished.open("run", Path("run")).data.dataset.task == ran.kind
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
