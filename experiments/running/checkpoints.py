@@ -5,6 +5,7 @@ process that dies leaves a whole checkpoint or none.
 """
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from fedjax_inv.fitted import Fitted
 from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
+from .. import machine
 from ..running.log import Log
 from ..running.selected import SelectedStates, Served, of
 from ..start import CONTINUES
@@ -64,6 +66,8 @@ class Checkpoints(Callback):
         """Opens the folder."""
         most = None if self._kept is None else max(2, self._kept)
         with _written(self._folder):
+            for half in _halves(self._folder) if machine.leads() else []:
+                shutil.rmtree(self._folder / str(half))
             self._manager = ocp.CheckpointManager(
                 self._folder.absolute(),
                 options=ocp.CheckpointManagerOptions(max_to_keep=most),
@@ -99,7 +103,13 @@ def rounds(folder: Path) -> list[int]:
     """The rounds of the complete checkpoints in a folder, in ascending order."""
     if not folder.is_dir():
         return []
-    return sorted(ocp.utils.checkpoint_steps(folder.absolute()))
+    return sorted({*ocp.utils.checkpoint_steps(folder.absolute())} - {*_halves(folder)})
+
+
+def _halves(folder: Path) -> list[int]:
+    """The rounds of checkpoints of which a process that died has deleted a part."""
+    steps = ocp.utils.checkpoint_steps(folder.absolute()) if folder.is_dir() else []
+    return [at for at in steps if not all((folder / str(at) / item).is_dir() for item in ITEMS)]
 
 
 def restore(folder: Path, done: int, like: Training) -> Training:

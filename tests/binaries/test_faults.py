@@ -169,11 +169,12 @@ def test_a_checkpoint_of_another_network_is_told(made: Runs) -> None:
         checkpoints.selected(place, 2, wider)
 
 
-def test_a_half_written_checkpoint_is_passed_over(made: Runs, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["", ".orbax-checkpoint-tmp"])
+def test_a_half_of_a_checkpoint_is_passed_over(made: Runs, tmp_path: Path, ending: str) -> None:
     folder = copied(made.half, tmp_path / "run")
     place = folder / "checkpoints" / "2"
     shutil.rmtree(place / "kept")
-    place.rename(f"{place}.orbax-checkpoint-tmp")
+    place.rename(f"{place}{ending}")
     assert checkpoints.rounds(place.parent) == [1]
     # Lines after the checkpoint, and half of one, are written anew.
     with (folder / "metrics.jsonl").open("a") as log:
