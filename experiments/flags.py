@@ -585,8 +585,8 @@ flags.DEFINE_enum(
     "auto",
     ["auto", "default", "high", "highest"],
     "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
-    "bfloat16), high (three products of TF32; on TPUs of bfloat16) or highest (float32; on TPUs six "
-    "products); auto: what the algorithm needs. CPUs always compute float32.",
+    "bfloat16), high (three products of TF32; on TPUs of bfloat16) or highest (float32; on TPUs "
+    "six of bfloat16); auto: what the algorithm needs. CPUs always compute float32.",
 )
 flags.DEFINE_enum(
     "compile", "full", ["full", "quick"], "quick: in less time, to code that runs longer."
