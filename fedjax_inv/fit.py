@@ -60,7 +60,7 @@ Schedule = Callable[[Array, int, int], Cohort]
 LOCAL = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
 _NONFINITE = ("mark", "drop", "stop")
 _EVERYONE = schedules.attending()
-_STOPS = ("thresholds", "stop_above", "stop_within", "stop_centred", "end_at_stop")
+_STOPS = ("thresholds", "stop_above", "end_at_stop")
 
 
 def fit(

@@ -34,10 +34,6 @@ class Experiment(NamedTuple):
     num_groups: int = 1  # G; scores of validation clients are pooled by group
     thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`), for the watched score
     stop_above: bool = False  # whether a score that reaches a threshold meets it, not one below
-    stop_within: float | None = None  # a score that differs more from a threshold does not meet it
-    # whether watched scores and those of stops are of outputs minus their mean over the watched
-    # training examples, so that no class is predicted much more often than another
-    stop_centred: bool = False
     end_at_stop: bool = False  # whether a run no longer changes once all thresholds are met
     drop_nonfinite: bool = False  # as in `rounds.step`
     history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
@@ -245,10 +241,9 @@ class OneRun(NamedTuple):
         state, stops = training
         if inputs.watched is None:
             return training, {}
-        shift = self.mean_outputs(data, inputs, state) if self.experiment.stop_centred else None
         watched = inputs.watched
         sets: Sets = [(watched.train, True), (watched.test, False)]
-        train, test = self.evaluate_each(data, inputs, state, sets, shift=shift)
+        train, test = self.evaluate_each(data, inputs, state, sets)
         score = {"train": self.pooled(train).score[0], "test": test.score[0]}
         if self.experiment.thresholds:
             # Neither a round without a present slot nor a score of no examples stops a run.
@@ -259,42 +254,10 @@ class OneRun(NamedTuple):
                 thresholds=jnp.array(self.experiment.thresholds, jnp.float32),
                 num_rounds=state.round,
                 warm_start=inputs.watched.warm_start,
-                measure=lambda needed: self.scores(data, inputs, state, needed, shift),
+                measure=lambda needed: self.scores(data, inputs, state, needed),
                 above=self.experiment.stop_above,
-                within=self.experiment.stop_within,
             )
         return Training(state, stops), score
-
-    def mean_outputs(self, data: Examples, inputs: Inputs, state: rounds.State) -> Array:
-        """Return the mean outputs [K] over the watched training examples.
-
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          state: the state of the run.
-        """
-        assert inputs.watched is not None
-        algorithm = self.algorithm(inputs)
-        own = jax.tree.map(lambda leaf: leaf[0], state.clients) if algorithm.personal else ()
-        first = jax.tree.map(lambda leaf: leaf[:1], data.x)
-        (*_, num_outputs) = jax.eval_shape(algorithm.predict, state.server, own, first).shape
-
-        def column(index: int) -> Loss:
-            return lambda outputs, y, mask: (
-                (outputs[:, index] * mask).sum() / jnp.maximum(mask.sum(), 1)
-            )
-
-        means: list[Array] = []
-        for index in range(0, num_outputs, 2):  # an evaluation measures two numbers
-            two = self.experiment._replace(
-                score=column(index), loss=column(min(index + 1, num_outputs - 1))
-            )
-            (of_clients,) = self._replace(experiment=two).evaluate_each(
-                data, inputs, state, [(inputs.watched.train, True)]
-            )
-            pooled = self.pooled(of_clients)
-            means += [pooled.score[0], pooled.loss[0]]
-        return jnp.stack(means[:num_outputs])
 
     def scores(
         self,
@@ -302,7 +265,6 @@ class OneRun(NamedTuple):
         inputs: Inputs,
         state: rounds.State,
         needed: Array | bool,
-        shift: Array | None = None,
     ) -> Scores:
         """Return all scores of a state.
 
@@ -311,10 +273,9 @@ class OneRun(NamedTuple):
           inputs: the inputs of the run.
           state: the state of the run.
           needed: [] bool; if false, the scores are arbitrary.
-          shift: as in `evaluate_each`.
         """
         sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
-        train, valid, test = self.evaluate_each(data, inputs, state, sets, needed, shift)
+        train, valid, test = self.evaluate_each(data, inputs, state, sets, needed)
         return Scores(self.pooled(train), self.by_group(inputs, valid), test)
 
     def held_out(self, inputs: Inputs) -> Sets:
@@ -337,7 +298,6 @@ class OneRun(NamedTuple):
         state: rounds.State,
         sets: Sets,
         needed: Array | bool = True,
-        shift: Array | None = None,
     ) -> list[evaluation.Scores]:
         """Return the scores of a state on sets of shards, one for each shard of each set.
 
@@ -347,12 +307,8 @@ class OneRun(NamedTuple):
           state: the state of the run.
           sets: the shards, and whether they are `seen` (`evaluation.evaluate`).
           needed: as in `scores`.
-          shift: [K], is subtracted from the outputs.
         """
         algorithm = self.algorithm(inputs)
-        if shift is not None:
-            outputs = algorithm.predict
-            algorithm = algorithm._replace(predict=lambda *of: outputs(*of) - shift)
         return evaluation.evaluate_each(
             algorithm,
             state,

@@ -41,10 +41,8 @@ class Evaluations(NamedTuple):
     by_class: bool = False  # also class by class, and in the proportions of each client's classes
     watched: int = 0  # about how many examples of training and test are evaluated in every round
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0  # sizes [C] -> rounds before a stop
-    thresholds: tuple[float, ...] = ()  # these five as in `program.Experiment`
+    thresholds: tuple[float, ...] = ()  # these three as in `program.Experiment`
     stop_above: bool = False
-    stop_within: float | None = None
-    stop_centred: bool = False
     end_at_stop: bool = False
 
 

@@ -48,7 +48,6 @@ def update(
     warm_start: int | Array,
     measure: Callable[[Array], Tree],
     above: bool = False,
-    within: float | None = None,
 ) -> Stops:
     """Return the stops after a round.
 
@@ -61,15 +60,12 @@ def update(
       measure: (whether a threshold is met []) -> scores of this round. It is called in every round,
         and should take no time if no threshold is met.
       above: whether a threshold is met if accuracy >= threshold instead.
-      within: if given, an accuracy that differs from a threshold by more does not meet it.
     """
     chex.assert_shape([accuracy, thresholds], [(), stops.round.shape])
     # In float32 outside of a trace, too.
     accuracy, thresholds = jnp.asarray(accuracy), jnp.asarray(thresholds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
-    if within is not None:
-        is_met &= abs(accuracy - thresholds) <= within
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)
     scores = measure(now.any())
 

@@ -293,33 +293,6 @@ def test_in_chunks_and_ended_at_the_stop() -> None:
     )
 
 
-def test_a_centred_stop_has_the_scores_of_outputs_minus_their_mean() -> None:
-    """Against NumPy, with the state of that round; all training examples are watched."""
-    compiled = program.make(EXPERIMENT._replace(stop_centred=True, stop_within=2.5))
-    data, all_inputs = world()[0], inputs()
-    started = compiled.init(data, all_inputs)
-    training, outcome = plain(compiled.segment(data, all_inputs, started, segment(0)))
-    x, y = np.float64(data.x), np.asarray(data.y)
-    centred, plainly = [], []
-    for run in range(R):
-        (weights,) = jax.tree.leaves(tree.take(training.state.server, run))
-        outputs = x @ np.float64(weights)
-        train, test = (
-            federation.rows_of(*(np.asarray(leaf[run]) for leaf in shards[:3]))
-            for shards in (all_inputs.train, all_inputs.test)
-        )
-        shifted = outputs - outputs[train].mean(0)
-        for found, of in ((centred, shifted), (plainly, outputs)):
-            found.append([np.mean(of[rows].argmax(1) == y[rows]) for rows in (train, test)])
-    scores = jax.tree.map(lambda leaf: leaf[:, 0], outcome.stops.scores)
-    stopped = np.stack([scores.train.score[:, 0], scores.test.score[:, 0]], 1)
-    assert_close(stopped, np.array(centred))
-    assert np.abs(np.subtract(centred, plainly)).max() > 0.02  # or the test would not tell
-    assert_close(outcome.watched["train"][:, -1], stopped[:, 0])
-    assert_close(outcome.test.score[:, 0], np.array(plainly)[:, 1])  # evaluations are not centred
-    assert_equal(outcome.stops.round, np.tile(np.int32([T, 0]), (R, 1)))
-
-
 def test_a_stop_has_the_scores_of_its_round() -> None:
     (_, at_stop), (_, after) = result()
     # The first threshold is met as soon as T rounds are played, the second never.

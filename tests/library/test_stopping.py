@@ -13,7 +13,7 @@ from fedjax_inv import stopping
 EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
 
 
-def played(accuracies, thresholds, warm_start, above=False, within=None):
+def played(accuracies, thresholds, warm_start, above=False):
     """Return the stops after a curve of accuracies; the score of a round is twice its accuracy."""
 
     def one(stops, at):
@@ -30,7 +30,6 @@ def played(accuracies, thresholds, warm_start, above=False, within=None):
             warm_start=warm_start,
             measure=measure,
             above=above,
-            within=within,
         )
         return stops, stopping.all_met(stops)
 
@@ -40,7 +39,7 @@ def played(accuracies, thresholds, warm_start, above=False, within=None):
     return jax.lax.scan(one, start, (rounds, jnp.array(accuracies, jnp.float32)))
 
 
-jitted = jax.jit(played, static_argnames=("above", "within"))
+jitted = jax.jit(played, static_argnames="above")
 
 
 @settings(max_examples=25, deadline=None)
@@ -49,15 +48,14 @@ jitted = jax.jit(played, static_argnames=("above", "within"))
     thresholds=st.lists(EIGHTHS, min_size=3, max_size=3),
     warm_start=st.integers(0, 8),
     above=st.booleans(),
-    within=st.sampled_from([None, 0.25]),
 )
 def test_each_threshold_stops_in_the_first_round_below_it(
-    accuracies, thresholds, warm_start, above, within
+    accuracies, thresholds, warm_start, above
 ):
-    """Or, with `above`, in the first round that reaches it; `within` bounds the distance."""
+    """Or, with `above`, in the first round that reaches it."""
     stops, ended = jax.tree.map(
         np.asarray,
-        jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above, within=within),
+        jitted(np.array(accuracies), np.array(thresholds), warm_start, above=above),
     )
     rounds = []
     for index, threshold in enumerate(thresholds):
@@ -65,7 +63,6 @@ def test_each_threshold_stops_in_the_first_round_below_it(
             t
             for t, accuracy in enumerate(accuracies, 1)
             if (accuracy >= threshold) == above and t >= warm_start
-            if within is None or abs(accuracy - threshold) <= within
         ]
         rounds.append(met[0] if met else 0)
         assert stops.round[index] == rounds[-1]
