@@ -11,30 +11,13 @@ import optax
 import pytest
 
 import federations as tiny
+import linear_networks as linear
 from federations import assert_close, assert_equal, plain
-from fedjax_inv import devices, local, missing, models, objectives, rounds, tree
+from fedjax_inv import devices, missing, rounds, tree
 from fedjax_inv.algorithms import fedavg
-from fedjax_inv.data import federation as federations
-from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Reply, Slots, Visit
+from fedjax_inv.types import Algorithm, Array, Cohort, Reply, Slots, Visit
 
-SIZES = (4, 0, 1, 7, 5)
-NUM_CLIENTS, DIMENSION, HISTORY = len(SIZES), 3, 3
-RATE, NUM_STEPS = 0.1, 2
-MODEL = models.from_function(
-    lambda key, x: {"w": jax.random.normal(key, (x.shape[1],))},
-    lambda params, x: x @ params["w"],
-)
-
-
-def squared(outputs: Array, y: Array, mask: Array) -> Array:
-    return objectives.masked_mean((outputs - y) ** 2 / 2, mask)
-
-
-def held() -> Federation:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(sum(SIZES), DIMENSION)), rng.normal(size=sum(SIZES))
-    parts = np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1])
-    return federations.of_parts(federations.examples(x, y), parts)
+NUM_CLIENTS, HISTORY = len(linear.SIZES), 3
 
 
 def weight(slots: Slots) -> Array:
@@ -43,16 +26,15 @@ def weight(slots: Slots) -> Array:
 
 
 def algorithm(rule: str = "reuse", **arguments: Any) -> Algorithm:
-    work = local.full_batch(optax.sgd(RATE), capacity=max(SIZES), num_steps=NUM_STEPS)
     arguments = {"weighting": weight, **arguments}
-    return missing.with_rule(fedavg.fedavg(MODEL, work, loss=squared, **arguments), rule)
+    return missing.with_rule(fedavg.fedavg(linear.MODEL, linear.work(), **arguments), rule)
 
 
 @cache
-def program(made: Algorithm, width: int = 2) -> Any:
+def program(made: Algorithm) -> Any:
     return jax.jit(
         lambda state, schedule: rounds.run(
-            made, state, schedule, held(), axis=devices.chunked(width)
+            made, state, schedule, linear.held(), axis=devices.chunked(2)
         )
     )
 
@@ -60,39 +42,31 @@ def program(made: Algorithm, width: int = 2) -> Any:
 def start(made: Algorithm) -> rounds.State:
     @jax.jit
     def begin() -> rounds.State:
-        variables = MODEL.init(jax.random.key(0), held().data.x[:1])
-        return rounds.init(made, variables, held(), jax.random.key(1), history=HISTORY)
+        variables = linear.MODEL.init(jax.random.key(0), linear.held().data.x)
+        return rounds.init(made, variables, linear.held(), jax.random.key(1), history=HISTORY)
 
     return begin()
 
 
-def weights(state: rounds.State) -> np.ndarray:
-    return np.asarray(state.server.wrapped.variables.params.head["w"])
-
-
-def naive(w: np.ndarray, schedule: Cohort) -> tuple[np.ndarray, dict[int, tuple[Any, ...]]]:
+def naive(w: linear.Weights, schedule: Cohort) -> tuple[linear.Weights, dict[int, Any]]:
     """The weights after all rounds, and of each who arrived (upload, weight)."""
-    federation = held()
-    x, y = np.asarray(federation.data.x), np.asarray(federation.data.y)
-    rows = federations.parts_of(federation)
-    begun: list[np.ndarray] = []
-    last: dict[int, tuple[Any, ...]] = {}
+    examples = linear.examples_of(linear.held())
+    begun: list[linear.Weights] = []
+    last: dict[int, Any] = {}
     for t in range(len(schedule.who)):
         begun.append(w)
         arrived = False
         for i, present, delay in zip(*(np.asarray(leaf)[t] for leaf in schedule), strict=True):
-            if not present or not SIZES[i]:
-                continue
-            late = min(int(delay), t)
-            old = new = begun[t - late]
-            for _ in range(NUM_STEPS):
-                a = x[rows[i]]
-                new = new - RATE * a.T @ (a @ new - y[rows[i]]) / len(a)
-            last[int(i)] = (new - old, SIZES[i] / (1 + late))
-            arrived = True
+            if present and linear.SIZES[i]:
+                late = min(int(delay), t)
+                delta = linear.trained(begun[t - late], examples[i])
+                last[int(i)] = delta, linear.SIZES[i] / (1 + late)
+                arrived = True
         if arrived:
-            total = sum(weight for _, weight in last.values())
-            w = w + sum(weight * upload for upload, weight in last.values()) / total
+            w = [
+                a + b
+                for a, b in zip(w, linear.mean(*zip(*last.values(), strict=True)), strict=True)
+            ]
     return w, last
 
 
@@ -103,13 +77,16 @@ def test_reuse_is_the_naive_loop() -> None:
         for num_rounds in (4, 6):
             some = tree.take(schedule, slice(num_rounds))
             after, _ = program(made)(before, some)
-            expected, last = naive(weights(before), some)
-            np.testing.assert_allclose(weights(after), expected, rtol=1e-5)
+            first = [np.asarray(half) for half in before.server.wrapped.variables.params]
+            expected, last = naive(first, some)
+            assert_close(
+                list(after.server.wrapped.variables.params), expected, rtol=1e-8, atol=1e-10
+            )
             memory = after.server.memories[0]
             assert set(np.flatnonzero(memory.arrived)) == set(last)
             for client, (upload, _) in last.items():
-                remembered = memory.upload.delta.params.head["w"][client]
-                np.testing.assert_allclose(remembered, upload, rtol=1e-5, atol=1e-9)
+                remembered = [half[client] for half in memory.upload.delta.params]
+                assert_close(remembered, upload, rtol=1e-8, atol=1e-10)
 
 
 def test_where_all_arrive_reuse_is_skip() -> None:
@@ -157,7 +134,7 @@ def test_a_round_in_which_nothing_arrives_is_the_identity() -> None:
 
 def taking_turns() -> Algorithm:
     """Clients attend every other round, even and odd ones in turn; a second exchange is apart."""
-    made = fedavg.fedavg(MODEL, local.full_batch(optax.sgd(RATE), capacity=7), loss=squared)
+    made = fedavg.fedavg(linear.MODEL, linear.work())
     (exchange,) = made.exchanges
 
     def echo(visit: Visit) -> Reply:
@@ -171,12 +148,12 @@ def taking_turns() -> Algorithm:
         client=echo,
         aggregate=missing.aggregators.mean(),
         update=lambda server, mean, cohort: server._replace(side=mean),
-        broadcast_undelayed=lambda server: server.variables.params.head["w"],
+        broadcast_undelayed=lambda server: server.variables.params.head,
         blank=None,
     )
 
     def init_server(setup: Any) -> Any:
-        return made.init_server(setup)._replace(side=jnp.zeros(DIMENSION))
+        return made.init_server(setup)._replace(side=jnp.zeros((3, 3)))
 
     def update(server: Any, mean: Any, cohort: Cohort) -> Any:
         return exchange.update(server, mean, cohort)._replace(side=server.side)
