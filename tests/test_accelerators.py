@@ -1,4 +1,4 @@
-"""Programs that are compiled for devices that are not there, and how their texts are read."""
+"""Programs that are compiled for devices that are not there."""
 
 import os
 import subprocess
@@ -13,51 +13,6 @@ from fedjax_inv import platforms
 
 ROOT = Path(__file__).parents[1]
 TPU = ROOT / ".venv" / "accelerators"  # where `make test` puts libtpu, away from all other programs
-
-STATE = "(s32[], f32[1000,8]{1,0}, /*index=2*/f32[8,2]{1,0})"
-TEXT = f"""HloModule jit_run, is_scheduled=true
-
-%gemm (p0: f32[4,8], p1: f32[8,2]) -> f32[4,2] {{
-  %p0 = f32[4,8]{{1,0}} parameter(0)
-  %p1 = f32[8,2]{{1,0}} parameter(1)
-  ROOT %dot.1 = f32[4,2]{{1,0}} dot(%p0, %p1), lhs_contracting_dims={{1}}
-}}
-
-%body (arg: {STATE}) -> {STATE} {{
-  %arg = {STATE} parameter(0)
-  %turn = s32[] get-tuple-element(%arg), index=0
-  %x = f32[4,8]{{1,0}} get-tuple-element(%arg), index=1
-  %w = f32[8,2]{{1,0}} get-tuple-element(%arg), index=2
-  %product = f32[4,2]{{1,0}} fusion(%x, %w), calls=%gemm, backend_config={{"estimated_cycles":"56"}}
-  %sum = f32[4,2]{{1,0}} all-reduce(%product), to_apply=%add
-  %next = s32[]{{:T(128)S(6)}} add(%turn, %turn)
-  ROOT %tuple = {STATE} tuple(%turn, %x, %w)
-}}
-
-%condition (arg.1: {STATE}) -> pred[] {{
-  %turn.1 = s32[]{{:T(128)}} get-tuple-element(%arg.1), index=0
-  %last = s32[]{{:T(128)}} constant(5)
-  ROOT %lt = pred[]{{:T(512)}} compare(%turn.1, %last), direction=LT
-}}
-
-ENTRY %main (start: {STATE}) -> {STATE} {{
-  %start = {STATE} parameter(0)
-  ROOT %w.1 = {STATE} while(%start), condition=%condition, body=%body, metadata={{op_name="steps"}}
-}}
-"""
-
-
-def test_a_text_is_read_as_launches_loops_and_collectives() -> None:
-    read = hlo.Program(TEXT)
-    assert read.loops() == [read.named("steps")] == [hlo.Loop("body", 5, "steps")]
-    assert [(one.name, one.cycles) for one in read.launches("body")] == [
-        ("product", 56),
-        ("sum", 0),
-    ]
-    assert [one.num_bytes for one in hlo.collectives(read)] == [4 * 2 * 4]
-    assert len(read.of("", "dot")) == 1
-    unknown = hlo.Program(TEXT.replace("constant(5)", "get-tuple-element(%arg.1), index=0"))
-    assert [loop.turns for loop in unknown.loops()] == [None]
 
 
 @cache

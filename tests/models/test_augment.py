@@ -3,18 +3,13 @@
 import colorsys
 from functools import partial
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import federations
 from federations import assert_close, assert_equal
-from fedjax_inv import models
 from fedjax_inv.data import augment as augmentation
 from fedjax_inv.data.augment import augment
-from fedjax_inv.types import Array, Tree
 
 KEY = jax.random.key(0)
 HEIGHT, WIDTH = 7, 10
@@ -159,39 +154,3 @@ def test_an_example_is_drawn_by_its_place_alone() -> None:
     assert len(np.unique(np.asarray(same), axis=0)) == 6
     assert_equal(AUGMENTED(x, KEY), out)
     assert (np.abs(AUGMENTED(x, jax.random.key(1)) - out).max((1, 2, 3)) > 1e-2).all()
-
-
-class Drawing(nn.Module):
-    """Adds noise of the stream "dropout" in training mode, and passes its input on."""
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> dict[str, Array]:
-        noise = jax.random.normal(self.make_rng("dropout"), ()) if train else jnp.zeros(())
-        return {"x": x, "noise": noise}
-
-
-def test_a_model_augments_in_training_mode_only() -> None:
-    inner = models.from_blocks([Drawing(), federations.Linear(2)], 1)
-    model = models.augmented(inner, augment)
-    stored = np.uint8(255 * images())
-    mask = np.ones(4, bool)
-
-    @jax.jit
-    def encoded(key: Array) -> Tree:
-        return [
-            network.encode({}, {}, stored, mask, train, key)[0]
-            for network in (model, inner)
-            for train in (True, False)
-        ]
-
-    trained, evaluated, plain_trained, plain = jax.device_get(encoded(KEY))
-    assert_equal(evaluated, plain)
-    assert_equal(plain_trained["x"], plain["x"])
-    scaled = np.float32(stored) / 255
-    assert_close(plain["x"], scaled)
-    assert (np.abs(trained["x"] - scaled).max((1, 2, 3)) > 1e-2).all()
-    assert_equal(encoded(KEY)[0], trained)
-    other = jax.device_get(encoded(jax.random.key(1)))[0]
-    assert (np.abs(trained["x"] - other["x"]).max((1, 2, 3)) > 1e-2).all()
-    assert trained["noise"] != other["noise"]
-    assert model.decode is inner.decode

@@ -235,21 +235,6 @@ def test_rounding_of_winograd(size, bound):
         assert np.linalg.norm(a - b) / np.linalg.norm(b) < bound
 
 
-@pytest.mark.parametrize("name", ["canonical", "im2col"])
-def test_in_flax(name):
-    def layer(**arguments: Any) -> nn.Conv:
-        return nn.Conv(3, (3,), 2, padding=1, dtype=jnp.bfloat16, precision="highest", **arguments)
-
-    x = noise(0, 2, 3, 8, 2)  # two batch axes
-    variables = {"params": {"kernel": noise(1, 3, 2, 3), "bias": noise(2, 3)}}
-    own = layer(conv_general_dilated=lowerings.lowering(name))
-    both = jax.jit(lambda v: (own.apply(v, x), layer().apply(v, x)))
-    chex.assert_trees_all_close(*both(variables), rtol=2e-2, atol=2e-2)
-    text = jax.jit(jax.grad(lambda v: own.apply(v, x).sum())).lower(variables).as_text()
-    assert "HIGHEST" in text
-    assert "DEFAULT" not in text
-
-
 @pytest.mark.parametrize(
     "arguments", [{"feature_group_count": 2}, {"kernel_dilation": 2}, {"input_dilation": 2}]
 )

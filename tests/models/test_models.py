@@ -119,34 +119,6 @@ def test_what_would_be_wrong_in_silence_is_refused() -> None:
             jax.eval_shape(call)
 
 
-def test_draws_under_transformations() -> None:
-    """A loss that is quadratic in the parameters, so that its gradient is linear in them."""
-    model = models.from_blocks([federations.Linear(4), Dropping(), federations.Linear(2)], 2)
-    x, mask = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32), np.ones(3, bool)
-    params, stats = randomised(model, x)
-    keys = jax.random.split(KEY, 3)
-    # Only the body moves: the loss is quadratic in it.
-    move = jax.tree.map(lambda a: 0.1 + 0 * a, params.body)
-
-    def loss(body: Tree, key: Array) -> Array:
-        variables = Variables(Halves(body, params.head), stats)
-        return (models.apply(model, variables, x, mask, True, key)[0] ** 2).sum()
-
-    def derivatives(key: Array) -> Tree:
-        gradient = partial(jax.grad(loss), key=key)
-        before, curvature = jax.jvp(gradient, (params.body,), (move,))
-        after = gradient(jax.tree.map(jnp.add, params.body, move))
-        difference = jax.tree.map(jnp.subtract, after, before)
-        return before, difference, curvature
-
-    before, difference, curvature = jax.jit(jax.vmap(derivatives))(keys)
-    alone = jax.jit(jax.grad(loss))(params.body, keys[1])
-    assert_close(jax.tree.map(lambda a: a[1], before), alone)
-    assert_close(curvature, difference)
-    kernels = before["blocks_0"]["Dense_0"]["kernel"]
-    assert jnp.abs(kernels[0] - kernels[1]).max() > 1e-3
-
-
 class Ordinary(nn.Module):
     """A flax network as they are written elsewhere."""
 

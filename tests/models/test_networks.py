@@ -91,16 +91,6 @@ def test_have_as_many_parameters_as_they_say() -> None:
     assert sum(sizes(models.leaf_cnn(62), 28, 28, 1)) == 6_603_710  # as in McMahan et al.
 
 
-@pytest.mark.parametrize(("cut", "factors"), [(1, (14, 14, 32)), (2, (7, 7, 64)), (None, (2048,))])
-def test_factors_of_the_cnn_of_leaf(cut: int | None, factors: tuple[int, ...]) -> None:
-    model, x = models.leaf_cnn(62, cut=cut), images(2, 28, 28, 1)
-    (body, _), (stats, _) = jax.eval_shape(model.init, KEY, x)
-    features, _ = jax.eval_shape(
-        lambda body: model.encode(body, stats, x, np.ones(2, bool), False), body
-    )
-    assert features.shape == (2, *factors)
-
-
 def test_dropout_before_both_dense_layers_of_alexnet_in_training_only() -> None:
     """The first of them is in the body and the second in the head."""
     x, mask = images(2, 8, 8, 1), np.ones(2, bool)
@@ -123,22 +113,6 @@ def test_dropout_before_both_dense_layers_of_alexnet_in_training_only() -> None:
     assert_equal(*plain)
     for draws in drawn:
         assert len(np.unique(draws, axis=0)) > 1
-
-
-@pytest.mark.parametrize(
-    ("model", "shape"),
-    [
-        (models.mlp(3), (5,)),
-        (models.lenet(3), (28, 28, 1)),
-        (models.leaf_cnn(3), (28, 28, 1)),
-        (models.alexnet(3), (64, 64, 3)),
-    ],
-)
-def test_an_empty_batch_has_no_outputs(model: Model, shape: tuple[int, ...]) -> None:
-    variables = jax.eval_shape(model.init, KEY, jnp.zeros((1, *shape)))
-    none = jax.ShapeDtypeStruct((0, *shape), jnp.float32)
-    found = jax.eval_shape(lambda v, x: models.predict(model, v, x), variables, none)
-    assert found.shape == (0, 3)
 
 
 @pytest.mark.parametrize(

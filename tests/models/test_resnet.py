@@ -12,7 +12,7 @@ from fedjax_inv import models, platforms
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.models import FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
-from formulas import group_normed, randomised
+from formulas import group_normed
 
 KEY = jax.random.key(0)
 WIDTHS = (2, 4, 4, 6)
@@ -37,47 +37,6 @@ def test_as_many_parameters_as_elsewhere() -> None:
     frozen = models.resnet18(1000, image_size=64, norm="frozen")
     assert count(frozen) == 11_689_512 - 2 * 4_800
     assert count(models.resnet50(1000)) == 25_557_032  # torchvision's, timm's
-
-
-@pytest.mark.parametrize(("image_size", "sides"), [(224, (56, 7)), (32, (32, 4)), (64, (32, 4))])
-def test_sides_after_the_first_layer_and_the_last_stage(image_size: int, sides: tuple) -> None:
-    x, mask = np.zeros((2, image_size, image_size, 3), np.uint8), np.ones(2, bool)
-    for cut, shape in ((1, (sides[0], sides[0], 2)), (5, (sides[1], sides[1], 6)), (6, (6,))):
-        model = tiny(image_size=image_size, cut=cut, norm="group")
-        features = jax.eval_shape(
-            lambda key, model=model: model.encode(
-                model.init(key, x).params.body, {}, x, mask, False
-            ),
-            KEY,
-        )[0]
-        assert features.shape == (2, *shape)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["batch", "frozen"])
-def test_padding_examples_never_act(norm: str) -> None:
-    """Not on logits, statistics nor gradients: garbage in their place changes nothing."""
-    model, mask = tiny(norm=norm, cut=2), np.array([True, False, True, False])
-    x, weights = noise(0, 4, 7, 6, 1), noise(1, 4, 3)
-    variables = randomised(model, x)
-
-    @jax.jit
-    def step(x: Array) -> tuple[Tree, Array, Halves]:
-        def risk(params: Halves) -> tuple[Array, tuple[Array, Halves]]:
-            outputs, stats = models.apply(model, Variables(params, variables.stats), x, mask, True)
-            return jnp.where(mask[:, None], outputs * weights, 0).sum(), (outputs, stats)
-
-        grads, (outputs, stats) = jax.grad(risk, has_aux=True)(variables.params)
-        return grads, outputs[mask], stats
-
-    garbled = x.copy()
-    garbled[~mask] = 1e3
-    first = step(x)
-    assert_close(first, step(garbled))
-    grads, _, stats = first
-    assert np.abs(grads.body["blocks_0"]["conv1"]["kernel"]).max() > 1e-3
-    for old, new in zip(*map(jax.tree.leaves, (variables.stats, stats)), strict=True):
-        assert (np.abs(new - old).max() > 1e-4) == (norm == "batch")
 
 
 def test_a_frozen_norm_is_its_formula() -> None:
