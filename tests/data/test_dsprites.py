@@ -9,7 +9,7 @@ from hypothesis import given
 
 from fedjax_inv.data import dsprites
 
-SQUARE, ELLIPSE, HEART = range(3)
+SQUARE, ELLIPSE = range(2)
 
 
 def draw(shape=SQUARE, scale=1.0, orientation=0.0, x=16 / 31, y=16 / 31) -> np.ndarray:
@@ -42,14 +42,6 @@ def test_latents_are_those_of_the_original():
     np.testing.assert_allclose(np.unique(values[:, 3])[1:3], [0.16110732, 0.32221463])
     np.testing.assert_allclose(np.unique(values[:, 4])[1:3], [0.03225806, 0.06451613], rtol=1e-6)
     np.testing.assert_array_equal(np.unique(values[:, 4]), np.unique(values[:, 5]))
-
-
-def test_the_last_latent_changes_fastest():
-    one_up = [1, 32, 32 * 32, 40 * 32 * 32, 6 * 40 * 32 * 32]
-    for latent, index in zip(range(5, 0, -1), one_up, strict=True):
-        np.testing.assert_array_equal(dsprites.latent_classes(index), np.eye(6, dtype=int)[latent])
-    odometer = dsprites.latent_classes(np.arange(5000)) @ [0, 0, 0, 32 * 32, 32, 1]
-    np.testing.assert_array_equal(odometer, np.arange(5000))
 
 
 @given(st.lists(st.integers(0, 737_279), min_size=1, max_size=20))
@@ -102,56 +94,15 @@ def test_images_are_binary_and_may_be_rendered_in_any_order(monkeypatch):
     assert dsprites.render(np.zeros((0, 6))).shape == (0, 64, 64)
 
 
-def test_the_area_grows_with_the_scale_and_not_with_the_orientation():
-    areas = sprites().sum(axis=(3, 4))  # [3, 6, 40]
-    assert (np.diff(areas, axis=1) > 0).all()
-    scale = dsprites.VALUES[2]
-    full = np.array([20.6**2, np.pi * 12.2 * 6.1, 3.662 * 7.9**2])  # of the outlines
-    expected = full[:, None, None] * scale[:, None] ** 2
-    np.testing.assert_allclose(areas.mean(axis=2, keepdims=True), expected, rtol=0.03)
-    np.testing.assert_allclose(areas, np.broadcast_to(expected, areas.shape), rtol=0.15)
-
-
 def test_the_mean_pixel_is_that_of_the_original():
     np.testing.assert_allclose(sprites().mean(), 0.0426, atol=5e-4)
-
-
-def num_different(images: np.ndarray) -> int:
-    return len({image.tobytes() for image in images.reshape(-1, 64, 64)})
-
-
-def test_images_differ_where_the_latents_do():
-    images = sprites()
-    np.testing.assert_array_equal(images[:, :, 0], images[:, :, -1])  # 0 and 2 pi
-    for shape in (ELLIPSE, HEART):
-        assert num_different(images[shape]) == 6 * 39
-    for orientation in range(40):
-        assert num_different(images[:, :, orientation]) == 3 * 6
-
-
-@pytest.mark.parametrize("shape", range(3))
-def test_shapes_turn_about_their_centroid(shape):
-    images = sprites()[shape, -1].astype(float)
-    rows = (images.sum(axis=2) * np.arange(64)).sum(axis=1) / images.sum(axis=(1, 2))
-    columns = (images.sum(axis=1) * np.arange(64)).sum(axis=1) / images.sum(axis=(1, 2))
-    np.testing.assert_allclose(rows, 32, atol=0.25)
-    np.testing.assert_allclose(columns, 32, atol=0.25)
-
-
-@pytest.mark.parametrize("shape", range(3))
-def test_shapes_stay_inside_the_frame(shape):
-    framed = sprites()[shape]
-    rows, columns = (np.flatnonzero(framed.any(axis=(0, 1, axis))) for axis in (3, 2))
-    for at in (rows, columns):  # the centre, here at 32, moves from 16 to 47
-        assert at.min() - 16 > 0
-        assert at.max() + 15 < 63
 
 
 # the data set
 
 
-@pytest.mark.parametrize("shapes", [("square", "ellipse"), ("heart",), ("ellipse", "square")])
-def test_load(shapes, monkeypatch):
+def test_load(monkeypatch):
+    shapes = ("ellipse", "square")
     drawn, render = [], dsprites.render
     monkeypatch.setattr(
         dsprites, "render", lambda latents: drawn.append(latents) or render(latents)

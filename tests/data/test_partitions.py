@@ -131,16 +131,6 @@ def test_a_client_that_is_due_a_whole_number_gets_it(sizes, num_clients, mixing)
     np.testing.assert_array_equal(counts[whole], exact.round()[whole])
 
 
-@given(sizes=DOMAINS, fraction=st.floats(0, 1), seed=st.integers(0, 99))
-def test_mixed_by_0_with_enough_clients_is_by_domain(sizes, fraction, seed):
-    num_clients = len(sizes) + round(fraction * (sum(sizes) - len(sizes)))
-    domain = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    found = partitions.mixed(domain, num_clients, 0, rng(seed))
-    expected = partitions.by_domain(domain, num_clients, rng(seed))
-    for part, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(part, other)
-
-
 @given(
     num_classes=st.integers(1, 6),
     num_clients=st.integers(1, 8),
@@ -233,15 +223,6 @@ def test_by_user(sizes, fraction, seed):
         assert len(part) - least <= smallest
 
 
-def test_by_user_deals_as_many_users_as_clients_one_each():
-    user = rng().permutation(np.repeat(np.arange(5), [1, 9, 3, 3, 3]))
-    parts = partitions.by_user(user, 5, rng())
-    assert [len(part) for part in parts] == [9, 3, 3, 3, 1]
-    assert all(len(set(user[part])) == 1 for part in parts)
-    orders = {tuple(user[p][0] for p in partitions.by_user(user, 5, rng(s))) for s in range(9)}
-    assert len(orders) > 1  # among equals, the generator decides
-
-
 @given(
     num_classes=st.integers(1, 12),
     most=st.integers(1, 60),
@@ -329,13 +310,3 @@ def test_shards_deal_every_row_once_in_pieces_of_sorted_labels(num_clients, each
             pieces.remove(piece)
             held = held[len(piece) :]
     assert not pieces
-
-
-def test_shards_of_even_classes_give_a_client_so_many():
-    """As of McMahan et al.: shards that divide classes hold one each."""
-    labels = np.repeat(np.arange(10), 20)
-    parts = partitions.shards(labels, 20, 2, np.random.default_rng(0))
-    assert {len(part) for part in parts} == {10}
-    counts = [len(set(labels[part])) for part in parts]
-    assert max(counts) <= 2
-    assert sum(counts) > 30  # two shards of a client are seldom of one class

@@ -161,9 +161,6 @@ def test_the_flags_reach_the_data() -> None:
     assert plain.domains == ("0", "1", "2", "3", "4", "test")
     assert plain.classes == ("1", "7")
     np.testing.assert_allclose(np.unique(brightness(plain)).size, 6)
-    assert drawn(clients=2).domains == ("0", "1", "test")
-    training = drawn(shading="random").domain < 5
-    assert np.unique(drawn(shading="random").x.step[training]).size == 6
     seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
     assert len(seeds.source) == 2 * len(plain.y)  # each seed draws its own

@@ -16,8 +16,6 @@ from fedjax_inv_experiments import config
 from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.data import Source
 
-SEEDS = (0, 1, 2)
-
 
 def grey(num: int = 120, num_classes: int = 10, num_test: int = 20) -> Dataset:
     """Images 1 x 2 that hold the number of their row."""
@@ -94,11 +92,10 @@ def test_every_combination_holds_every_class_and_the_held_out_one_only_new_pairs
         assert len(held | others) == 100
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("test_rule", stains.TEST_RULES)
 @pytest.mark.parametrize(("num_classes", "colors"), [(10, 10), (10, 4), (2, 2)])
 def test_colours_agree_as_often_as_they_should(
-    seed: int, test_rule: str, num_classes: int, colors: int
+    test_rule: str, num_classes: int, colors: int
 ) -> None:
     before = grey(30_000, num_classes, num_test=8_000)
     agreements, test_agreement = (0.8, 0.4, 1.0), 0.9
@@ -110,7 +107,7 @@ def test_colours_agree_as_often_as_they_should(
         test_agreement=test_agreement,
         test_rule=test_rule,
         label_noise=0.25,
-        seed=seed,
+        seed=0,
     )
     assert after.domains == ("0 (0.8)", "1 (0.4)", "2 (1)", "test")
     wrong_label = (after.y - before.y[row_of(after)]) % num_classes
@@ -134,18 +131,6 @@ def test_colours_agree_as_often_as_they_should(
         assert rate_is((right[0] & right[1])[here], agreement**2)  # apart
         for other in range(1, num_classes):
             assert rate_is(wrong_label[here] == other, 0.25 / (num_classes - 1))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_the_colour_misleads_in_the_test(seed: int) -> None:
-    """What the best guess by the colour alone reaches, and the best by the shape alone."""
-    before = grey(20_000, num_test=5_000)
-    after = stains.stained(before, agreements=(0.9, 0.8), label_noise=0.25, seed=seed)
-    by_color = after.x.stroke == after.y
-    train = after.domain < 2
-    assert rate_is(by_color[train], 0.85)
-    assert rate_is(by_color[~train], 0.1 / 9)
-    assert rate_is(after.y == before.y[row_of(after)], 0.75)
 
 
 def test_two_classes_and_colours_are_reversed_by_either_rule() -> None:
@@ -197,16 +182,6 @@ def test_domains_have_their_size_and_the_test_split_is_the_last(
         assert (sizes == size).all()
     assert not after.test.any()
     check_dataset(after)
-
-
-def test_a_random_part_is_the_test_where_there_is_no_test_split() -> None:
-    before = grey(1000, num_test=0)
-    tests = []
-    for seed in (0, 0, 1):
-        after = stains.stained(before, test_fraction=0.3, domain_size=50, seed=seed)
-        np.testing.assert_array_equal(np.bincount(after.domain), [50, 50, 300])
-        tests.append(set(row_of(after)[after.domain == 2]))
-    assert tests[0] == tests[1] != tests[2]
 
 
 @pytest.mark.parametrize("name", ["combinations", "stained"])
@@ -261,19 +236,6 @@ def test_any_stroke_is_lighter_than_any_ground() -> None:
     assert luminance(STROKES).min() > luminance(GROUNDS).max()
 
 
-def test_digits_are_less_than_half_of_their_images() -> None:
-    """As in the paper: a stained foreground is the smaller area, and the background the larger."""
-    digits = sources.load("digits")
-    both = stains.stained(digits, stain="both", seed=0)
-    np.testing.assert_array_equal(both.x.image, digits.x)
-    assert 0.1 < (digits.x > 127).mean() < 0.5
-    assert both.render is not None
-    images = np.asarray(both.render(both.x))
-    assert images.shape == (1797, 8, 8, 3)
-    ground = GROUNDS[both.x.ground][:, None, None] / 255
-    assert (np.abs(images - ground).max(-1) < 1e-6).mean() > 0.3  # pixels of the plain ground
-
-
 # the flags
 
 
@@ -283,18 +245,10 @@ def drawn(**values: Any) -> Dataset:
     return data_flags.domains(chosen, sources.load("digits"), source)
 
 
-def test_agreements_are_spread_over_the_domains() -> None:
-    agreements = [0.9, 0.92, 0.94, 0.96, 0.98]
-    made = drawn(environment="stained")
-    assert made.domains[-1] == "test"
-    told = [float(name.split()[1].strip("()")) for name in made.domains[:-1]]
-    np.testing.assert_allclose(told, agreements, atol=1e-9)
-    for domain, agreement in enumerate(agreements):
-        here = made.domain == domain
-        assert rate_is((made.x.stroke == made.y)[here], agreement)
-
-
 def test_the_flags_reach_the_data() -> None:
+    """And agreements are spread evenly over the domains."""
+    names = [f"{k} ({agreement:g})" for k, agreement in enumerate((0.9, 0.92, 0.94, 0.96, 0.98))]
+    assert drawn(environment="stained").domains == (*names, "test")
     made = drawn(
         environment="stained",
         stain="background",

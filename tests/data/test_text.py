@@ -17,9 +17,8 @@ from fedjax_inv import local, models
 from fedjax_inv.algorithms import fedcfa, fedmix
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources, text
-from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Algorithm, Setup, Tree
-from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments import config
 from runs import ran
 
 GOOD, BAD = ("love", "sunny", "great"), ("hate", "rain", "awful")
@@ -160,16 +159,6 @@ def test_texts_are_learned(
     (run,) = ran(config.of(**flags(path, **chosen))).runs
     assert run["last"]["test_score"] > 0.8
     assert run["last"]["train_loss"] < 0.4
-
-
-def test_whole_users_are_dealt(path: Path) -> None:
-    made = assemble.assemble(config.of(**flags(path, widths=(4,))))
-    (splits,) = made.splits.values()
-    split, user = splits[0], made.dataset.user
-    assert user is not None
-    pairs = zip(parts_of(split.train), parts_of(split.valid), strict=True)
-    held = [set(user[np.concatenate(pair)]) for pair in pairs]
-    assert sum(map(len, held)) == len(set.union(*held)) == 7
 
 
 @pytest.mark.parametrize("factory", [fedmix.fedmix, fedcfa.fedcfa])
