@@ -225,9 +225,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedgma": (Config(normed_body, full_batch, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
     "fediir": (
         Config(
-            small_normed,
-            momentum_epochs,
-            {"penalty": 0.5, "decay": 0.6, "gradient_batch_size": 3},
+            small_normed, momentum_epochs, {"penalty": 0.5, "decay": 0.6, "gradient_batch_size": 3}
         ),
     ),
     "fedipg": (
@@ -274,9 +272,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedpvr": (Config(small_normed, momentum_epochs, {"server_optimizer": _MOMENTUM}),),
     "fednova": (
         Config(
-            small_normed,
-            epochs,
-            {"proximal": 0.3, "step_size": 0.2, "server_optimizer": _MOMENTUM},
+            small_normed, epochs, {"proximal": 0.3, "step_size": 0.2, "server_optimizer": _MOMENTUM}
         ),
     ),
     "moon": (Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),),
@@ -292,12 +288,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(
             small_normed,
             full_batch,
-            {
-                "q": 1.5,
-                "step_size": 0.2,
-                "loss_batch_size": 3,
-                "server_optimizer": _MOMENTUM,
-            },
+            {"q": 1.5, "step_size": 0.2, "loss_batch_size": 3, "server_optimizer": _MOMENTUM},
         ),
     ),
 }

@@ -1,7 +1,5 @@
 """Averages: who is in which mean, what the server makes of them, what is drawn from them."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,19 +251,6 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
     first = np.asarray(drawn)[:, 0] > 0
     assert (first.sum(1) == 5).all()
     np.testing.assert_allclose(first.mean(0), 0.5, atol=5 * 0.5 / np.sqrt(50))
-
-
-def test_eight_bit_images_are_averaged_as_the_network_sees_them() -> None:
-    images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 1)).astype(np.uint8)
-    shard = Shard(
-        Examples(jnp.asarray(images), jnp.zeros(5, jnp.int32)),
-        *(jnp.arange(5), jnp.int32(0), jnp.int32(5), jnp.int32(0)),
-    )
-    made = partial(averages.of_shard, num_classes=2, rows=1, length=5, batch_size=2)
-    told = made(shard, jax.random.key(0))
-    np.testing.assert_allclose(told.x[0], images.mean(0) / 255, rtol=1e-6)
-    doubled = made(shard, jax.random.key(0), mixable=lambda x: 2 * averages.as_numbers(x))
-    np.testing.assert_allclose(doubled.x, 2 * told.x, rtol=1e-6)
 
 
 def test_painted_images_are_averaged_as_they_are_seen() -> None:

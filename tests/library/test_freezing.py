@@ -11,11 +11,11 @@ import pytest
 
 import federations
 import slow
-from federations import assert_close, assert_same_bits
+from federations import assert_same_bits
 from fedjax_inv import communication, devices, freezing, local, rounds
 from fedjax_inv.algorithms import LISTED, fedavg, fediir, fedipg, fedpvr, fl_games
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm, Federation, Halves, Model, Variables
+from fedjax_inv.types import Algorithm, Federation, Model, Variables
 
 KEY = jax.random.key(0)
 FEDERATION = federations.federation()
@@ -81,27 +81,6 @@ def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     assert any((a != b).any() for a, b in zip(before, after, strict=False))
 
 
-@pytest.mark.slow
-def test_a_trained_head_is_a_network_on_the_features_of_the_body() -> None:
-    model = federations.mlp()
-    variables = initial(model)
-    dense = variables.params.body["blocks_0"]["Dense_0"]
-    kernel = dense["kernel"] - 1  # so that not all units are active
-    x = np.float64(FEDERATION.data.x).reshape(-1, 36) / 255
-    features = np.maximum(x @ np.float64(kernel) + np.float64(dense["bias"]), 0)
-    body = {"blocks_0": {"Dense_0": {**dense, "kernel": kernel}}}
-    variables = variables._replace(params=variables.params._replace(body=body))
-    algorithm = freezing.train_only(lambda m: fedavg.fedavg(m, decaying()), model, ("head",))
-    state = trained(algorithm, variables)
-
-    data = FEDERATION.data._replace(x=jnp.asarray(features, jnp.float32))
-    plain = fedavg.fedavg(federations.softmax_regression(), decaying())
-    alone = Variables(Halves({}, variables.params.head), Halves({}, {}))
-    expected = trained(plain, alone, FEDERATION._replace(data=data))
-    got = state.server.wrapped.variables.params.head
-    assert_close(got, expected.server.variables.params.head)
-
-
 @pytest.mark.parametrize(
     "of",
     [
@@ -160,10 +139,3 @@ def test_patterns_choose_what_moves_and_what_is_uploaded(
 def test_patterns_that_choose_nothing_or_everything_are_refused(patterns: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="patterns"):
         freezing.check(initial(NORMED).params, patterns)
-
-
-def test_a_half_is_frozen_if_it_has_parameters_and_trains_none() -> None:
-    bodiless, whole = initial(federations.softmax_regression()).params, initial(NORMED).params
-    assert freezing.is_frozen(bodiless, ("*/bias",)) == Halves(False, False)
-    assert freezing.is_frozen(whole, ("head",)) == Halves(True, False)
-    assert freezing.is_frozen(whole, ("body/*/bias",)) == Halves(False, True)

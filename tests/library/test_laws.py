@@ -68,11 +68,6 @@ def stepping(change: Callable[[Step], Step]) -> Factory:
     return factory
 
 
-def asks_for_the_round_in_python(model: Model, work: Work) -> Algorithm:
-    gradient = averaging.gradient(model)
-    return built(model, work, lambda visit: gradient if visit.round < 3 else None)
-
-
 def changes_the_message(setup: Any) -> Tree:
     setup.variables.params.head["more"] = jnp.zeros(())
     return ()
@@ -85,7 +80,6 @@ def compares_its_default(model: Model, work: Work, *, penalty: float = 0.5) -> A
 COUNT, RNG = itertools.count(1), np.random.default_rng(0)
 BUGS_OF_TRACES: dict[str, tuple[Any, str]] = {
     "returns a number": (lambda model, work: 3, "a_round_can_be_traced"),
-    "asks for the round in Python": (asks_for_the_round_in_python, "a_round_can_be_traced"),
     "a client's number becomes an integer": (
         hooked(
             init_client=lambda server, who: jnp.zeros(()),
@@ -171,10 +165,6 @@ def predicts_by_the_batch(model: Model, work: Work) -> Algorithm:
 
 BUGS_OF_RUNS: dict[str, tuple[Factory, set[str]]] = {
     "forgets the mask": (forgets_the_mask, {"what_fills_a_batch_does_not_matter"}),
-    "weighs by slot": (
-        hooked(weighting=lambda slots: slots.position + 1.0),
-        {"the_order_of_slots_does_not_matter"},
-    ),
     "weighs by the number of slots": (
         hooked(weighting=lambda slots: slots.size + 1.0 * len(slots.size)),
         {OF_DEVICES},

@@ -80,15 +80,6 @@ def test_examples_and_ordered_pairs_are_equally_likely(drawn: Permutation, size:
             assert_uniform(image[:, [first, second]], perm(size, 2))
 
 
-@pytest.mark.parametrize("size", [5, 12, 40])
-def test_epochs_and_clients_are_independent(drawn: Permutation, size: int) -> None:
-    image = np.asarray(images(drawn, jnp.arange(8), size)).reshape(CLIENTS, EPOCHS, 8)
-    for position in (0, 1, 4):
-        of_one = image[:, :, position]
-        assert_uniform(of_one, size**2)  # two epochs of one client
-        assert_uniform(of_one[:, 0].reshape(-1, 2), size**2)  # two clients in one epoch
-
-
 @pytest.mark.parametrize("size", [0, 1, 2, 1_000_000, 2**31 - 1])
 def test_images_lie_inside_whatever_the_position(drawn: Permutation, size: int) -> None:
     position = jnp.array([-(2**31), -1, size - 1, size, 2**31 - 1, 0, 1, size // 2])

@@ -2,31 +2,24 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from functools import cache, lru_cache, partial
-from typing import Any
+from functools import lru_cache, partial
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import federations
 import slow
-from federations import NUM_CLIENTS, SHAPES, TABLE, assert_close, plain
+from federations import NUM_CLIENTS, SHAPES, TABLE, assert_close
 from fedjax_inv import algorithms, devices, laws, models, rounds, tree
-from fedjax_inv.types import Algorithm, Array, Cohort, Model, Tree
+from fedjax_inv.types import Algorithm, Array, Cohort, Tree
 
 OF_DEVICES = "devices_chunks_and_empty_slots_do_not_matter"
 CASES = [
     pytest.param(
-        name,
-        index,
-        law,
-        id=f"{name}-{index}-{law}",
-        marks=[pytest.mark.slow] if index else [],
+        name, index, law, id=f"{name}-{index}-{law}", marks=[pytest.mark.slow] if index else []
     )
     for name in algorithms.LISTED
     for index in range(len(TABLE.get(name, ())))
@@ -52,92 +45,6 @@ def test_all_algorithms_are_in_the_table() -> None:
     assert set(algorithms.LISTED) == {name for name in names if hasattr(modules[name], name)}
     assert len(set(algorithms.LISTED)) == len(algorithms.LISTED)
     assert set(algorithms.LISTED) == {name for name, configs in TABLE.items() if configs}
-
-
-@cache
-def played(name: str, model: Callable[[], Model], **arguments: Any) -> list[Tree]:
-    """After each round (the server, losses, outputs) of an algorithm, with Adam on the server."""
-    factory = getattr(importlib.import_module(f"{algorithms.__name__}.{name}"), name)
-    network, federation = model(), federations.federation()
-    algorithm = factory(
-        network,
-        federations.full_batch(0.1),
-        server_optimizer=optax.adam(0.05, eps=1e-2),
-        **arguments,
-    )
-
-    @jax.jit
-    def start(key: Array) -> rounds.State:
-        variables = federations.initial(network, key)
-        return rounds.init(algorithm, variables, federation, key, history=federations.HISTORY)
-
-    @partial(jax.jit, donate_argnums=0)  # no two leaves of a state share their memory
-    def step(state: rounds.State, cohort: Cohort) -> tuple[rounds.State, Tree]:
-        axis = devices.vmapped()
-        # Deltas travel in the last exchange.
-        state, (*_, report) = rounds.step(algorithm, state, cohort, federation, axis=axis)
-        own = algorithm.init_client(state.server, jnp.int32(0))
-        outputs = algorithm.predict(state.server, own, federation.data.x)
-        server = (state.server.variables, state.server.opt_state)
-        return state, (server, report.metrics["loss"], outputs)
-
-    state, results = start(jax.random.key(0)), []
-    for t in range(len(federations.schedule().who)):
-        state, seen = step(state, tree.take(plain(federations.schedule()), t))
-        results.append(plain(seen))
-    return results
-
-
-REDUCTIONS = [
-    ("fedprox", federations.mlp, {"proximal": 0.0}),
-    (
-        "fedipg",
-        federations.mlp,
-        {"penalty": 9.0, "warmup_rounds": 6, "estimator": "halves", "scale_loss": True},
-    ),
-    (
-        "fedcfa",
-        federations.mlp,
-        {
-            "top_k": 3,
-            "positive_weight": 0.0,
-            "negative_weight": 0.0,
-            "decorrelation_weight": 0.0,
-        },
-    ),
-    ("moon", federations.mlp, {"penalty": 0.0, "projection": 0}),
-    ("fedbn", federations.normed_body, {"is_local": lambda path: False}),
-    ("fedproto", federations.mlp, {"penalty": 0.0}),
-    ("fediir", federations.mlp, {"penalty": 0.0, "weighting": "size"}),
-    *(
-        ("fedipg", federations.mlp, {"penalty": 0.0, "penalty_on": on, "derivative": derivative})
-        for on in ("all", "classifier")
-        for derivative in ("reverse_over_forward", "forward_over_reverse")
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "model", "arguments"), slow.after(5, REDUCTIONS))
-def test_reduces_to_fedavg(
-    name: str, model: Callable[[], Model], arguments: dict[str, Any]
-) -> None:
-    assert_close(played(name, model, **arguments), played("fedavg", model))
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("scaffold", {"weighting": "size"}),  # its variates start at 0
-        ("fedcfa", {"top_k": 3, "rows": 2, "chunk": 3, "decorrelation_weight": 0.0}),  # no averages
-    ],
-)
-def test_the_first_round_is_fedavgs(name: str, arguments: dict[str, Any]) -> None:
-    expected, found = (
-        played("fedavg", federations.mlp),
-        played(name, federations.mlp, **arguments),
-    )
-    assert_close(found[0], expected[0])
-    assert laws.largest_difference(found[1], expected[1]) > 1e-3
 
 
 @pytest.mark.parametrize("name", slow.after(2, ["scaffold", "fl_games", "afl", "feddyn"]))

@@ -82,23 +82,16 @@ def test_a_nan_accuracy_stops_nothing(above):
 
 @pytest.mark.parametrize("above", [False, True])
 def test_an_accuracy_is_compared_in_32_bits_outside_of_programs_too(above) -> None:
-    for accuracy in (np.float32(0.7), jnp.float32(0.7)):
-        stops = stopping.update(
-            stopping.init(1, jax.ShapeDtypeStruct((), jnp.float32)),
-            accuracy,
-            thresholds=np.array([0.7]),  # of 64 bits, and above the number of 32 bits
-            num_rounds=np.int32(3),
-            warm_start=0,
-            measure=lambda now: jnp.zeros(()),
-            above=above,
-        )
-        assert stops.round == 3 * above
-
-
-def test_without_thresholds_no_run_ends():
-    stops, ended = played([0.5, 0.1], [], 0)
-    assert stops.round.shape == (0,)
-    assert not ended.any()
+    stops = stopping.update(
+        stopping.init(1, jax.ShapeDtypeStruct((), jnp.float32)),
+        np.float32(0.7),
+        thresholds=np.array([0.7]),  # of 64 bits, and above the number of 32 bits
+        num_rounds=np.int32(3),
+        warm_start=0,
+        measure=lambda now: jnp.zeros(()),
+        above=above,
+    )
+    assert stops.round == 3 * above
 
 
 @pytest.mark.parametrize("accuracy", [0.2, 0.9])

@@ -127,50 +127,19 @@ def test_a_run_goes_on_from_what_is_stored() -> None:
     assert_same_bits(segment(compiled, None, begun, EVERY), expected)
 
 
-def test_parts_hold_the_rows_of_their_cohorts() -> None:
-    _, inputs, cohorts = given()
-    source = stored.of_arrays(dataset().x, dataset().y)
-    most = 40 * source.row_bytes * len(RUNS)
-    parts = streaming._Parts(source, inputs, cohorts, Layout(), EVERY, most)
-    assert parts.length == 1
-    for first in range(T):
-        data, now = parts.of_rounds(first)
-        for run in range(len(RUNS)):
-            for who in cohorts.who[run, first][cohorts.present[run, first]]:
-                rows = now.train.order[run][now.train.start[run, who] :][: now.train.size[run, who]]
-                begin, size = inputs.train.start[run, who], inputs.train.size[run, who]
-                expected = inputs.train.order[run][begin : begin + size]
-                np.testing.assert_array_equal(data.x[rows], dataset().x[expected])
-    assert parts.num_evaluated > 1
-    rows = sum(now.test.size for _, now in parts.evaluated())
-    np.testing.assert_array_equal(rows, inputs.test.size)
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 3])
-def test_windows_share_the_rows_of_each_block(blocks: int) -> None:
-    size = np.array([[3, 0, 7, 1, 2], [0, 0, 0, 0, 9]])
-    at = np.zeros_like(size)
-    for number in range(4):
-        skip, taken = streaming._window(size, number, 4, blocks)
-        np.testing.assert_array_equal(np.where(taken, skip, at), at)
-        assert taken.sum(1).max() <= -(-13 // 4) + blocks
-        at += taken
-    np.testing.assert_array_equal(at, size)
-
-
 def test_a_reader_that_fails_in_the_thread_ends_the_run() -> None:
     _, inputs, _ = given()
-    source = stored.of_arrays(dataset().x, dataset().y)
+    source, reads = stored.of_arrays(dataset().x, dataset().y), []
 
     def fails(rows: np.ndarray) -> Any:
-        if len(rows) > 1:
+        reads.append(len(rows))
+        if len(reads) > 2:
             raise OSError("unplugged")
         return source.take(rows)
 
-    parts = streaming._Parts(source._replace(take=fails), inputs, given()[2], Layout(), EVERY, 1)
-    parts.read_ahead(0)
+    compiled = streamed("scaffold", 1, Layout(), source._replace(take=fails))
     with pytest.raises(OSError, match="unplugged"):
-        parts.of_rounds(0)
+        segment(compiled, None, compiled.init(None, inputs), 0)
 
 
 def test_what_cannot_be_streamed_is_refused() -> None:
