@@ -28,6 +28,8 @@ _ROLES = {
     "domain": "domain_column",
     "client": "client_column",
     "test": "test_column",
+    "group": "group_column",
+    "split": "split_column",
     "ignored": "ignored_columns",
     "task": "task",
 }

@@ -150,6 +150,12 @@ _define_list("target_column", ["target"], "The columns of a table's targets.")
 flags.DEFINE_string("domain_column", "domain", "The column of a table's domains, if there are any.")
 flags.DEFINE_string("client_column", "client", "That of its clients, for --partition=user.")
 flags.DEFINE_string("test_column", "test", "That of its test split: true/false or 1/0.")
+flags.DEFINE_string(
+    "group_column", "", "That of groups, such as patients, which no random split separates."
+)
+flags.DEFINE_string(
+    "split_column", "", "That of splits of your own: train, val or test; in place of --test_column."
+)
 _define_list("ignored_columns", [], "Other columns of a table that are not features.")
 flags.DEFINE_enum(
     "task",

@@ -95,7 +95,7 @@ def commit(root: Path = _ROOT) -> str | None:
 def of_data(data: Dataset) -> str:
     """The digest of a data set: its arrays and all names."""
     names = (data.classes, data.domains, data.words, data.columns)
-    arrays = (data.x, data.y, data.domain, data.test, data.user, data.original)
+    arrays = (data.x, data.y, data.domain, data.test, data.user, data.original, data.valid)
     return fingerprint(arrays, repr(names))
 
 

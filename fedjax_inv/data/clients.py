@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
-from fedjax_inv.data.dataset import Dataset, check_dataset, for_texts, holds_finite
+from fedjax_inv.data.dataset import Dataset, check_dataset, for_texts, holds_finite, suspicions
 from fedjax_inv.data.federation import Partition, Split, Splits
 from fedjax_inv.types import Examples, Tree
 
@@ -70,10 +70,8 @@ def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     """
     x, y, parts = clients[:3] if isinstance(clients, _Rows) else _of_list(clients)
     _check_numbers(x, y)
-    is_matrix = not isinstance(y, tuple | list | dict) and y.ndim == 2 and y.dtype.kind == "f"
-    if is_matrix and ((y != 0).sum(1) == 1).all() and (y.max(1) == 1).all():
-        text = "y are one-hot rows in floating point, which train as values"
-        warnings.warn(f"{text}; classes are y.argmax(1)", stacklevel=3)
+    for text in suspicions("", x, y):
+        warnings.warn(text, stacklevel=3)
     return x, y, parts
 
 
@@ -313,6 +311,8 @@ def of_dataset(
     check_dataset(dataset)
     _check_validation(validation)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
+    for text in suspicions("dataset.", x, y):
+        warnings.warn(text, stacklevel=3)
     data = federations.examples_on_host(x, y)
     deal = partition or _by_user_or_domain(dataset, held_out)
     split = functools.partial(federations.split, held_out=held_out, validation=validation)

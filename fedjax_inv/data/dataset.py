@@ -43,11 +43,12 @@ class Dataset(NamedTuple):
     # x [B, ...] -> images for a network, [B, height, width, channels] in [0, 1]; None: x itself
     render: Callable[[Tree], Array] | None = None
     user: np.ndarray | None = None  # [M] int32, the user of each example, if known
-    # [M] int32, the original of each example if some are copies of one; no split or domain may
-    # separate copies, and a copy has the user of its original
+    # [M] int32, the original of each example if some are copies of one, or its group; no split or
+    # domain may separate copies, and a copy has the user of its original
     original: np.ndarray | None = None
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
     columns: tuple[Column, ...] = ()  # of a table, whose features are x [M, D]; () for other data
+    valid: np.ndarray | None = None  # [M] bool, for validation; None: a part that is drawn
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -62,7 +63,7 @@ class Dataset(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """Return the examples in some rows, [n] integers or [M] bool."""
-        names = ("x", "y", "domain", "test", "user", "original")
+        names = ("x", "y", "domain", "test", "user", "original", "valid")
         of_examples = {name: getattr(self, name) for name in names}
         return self._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
@@ -140,6 +141,24 @@ def holds_finite(array: Any) -> bool:
     with np.errstate(over="ignore"):  # too large numbers become infinite
         blocks = (rows[at : at + step].astype(kept) for at in range(0, len(rows), step))
         return not jnp.issubdtype(kept, jnp.floating) or all(np.isfinite(b).all() for b in blocks)
+
+
+def suspicions(name: str, x: Tree, y: Tree) -> list[str]:
+    """Return why arrays may not be what is meant: images [M, channels, H, W], and one-hot values.
+
+    `name` stands before x and y in the texts.
+    """
+    found = []
+    shape = () if isinstance(x, tuple | list | dict) else np.shape(x)
+    if len(shape) == 4 and shape[1] in (1, 3) and shape[3] > 4:
+        text = f"{name}x has {shape[3]} channels, as the last axis counts them; images of PyTorch "
+        found.append(f"{text}[M, channels, height, width] must be x.transpose(0, 2, 3, 1)")
+    values = np.zeros(0) if isinstance(y, tuple | list | dict) else np.asarray(y)
+    is_matrix = values.ndim == 2 and values.shape[1] > 1 and values.dtype.kind == "f"
+    if is_matrix and ((values != 0).sum(1) == 1).all() and (values.max(1) == 1).all():
+        text = f"{name}y are one-hot rows in floating point, which train as values"
+        found.append(f"{text}; classes are y.argmax(1)")
+    return found
 
 
 def for_texts(name: str, value: Any) -> str:

@@ -219,7 +219,7 @@ def split(
         `environments.colored`, it must be another one than theirs: both begin with a permutation
         of the examples, and "iid" would deal each domain to a client of its own.
       validation: the part of each client's n examples that is held out for validation: at least one
-        example if n >= 2, and never all.
+        example if n >= 2, and never all. Of a data set with `valid` these are held out instead.
       test_fraction: the part of the examples for the test, where it is drawn at random.
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
@@ -245,9 +245,11 @@ def split(
     train, valid, domain = [], [], []
     for part in parts:
         rows = rng.permutation(part)
-        size = validation_size(len(rows), validation)
-        valid.append(_with_copies(rows[:size], whole, rng))
-        train.append(_with_copies(rows[size:], whole, rng))
+        is_valid = np.arange(len(rows)) < validation_size(len(rows), validation)
+        if dataset.valid is not None:
+            is_valid = dataset.valid[rows]
+        valid.append(_with_copies(rows[is_valid], whole, rng))
+        train.append(_with_copies(rows[~is_valid], whole, rng))
         domains = np.unique(dataset.domain[rows])
         domain.append(domains[0] if len(domains) == 1 else -1)
     # The order of the test does not depend on the seed, and so neither do its first examples.
@@ -321,12 +323,11 @@ def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -
 
 def _check_together(dataset: Dataset, whole: Originals) -> None:
     """Raise UsageError if copies of one original differ in domain, test split or user."""
-    for name in ("domain", "test", "user"):
+    for name in ("domain", "test", "user", "valid"):
         field = getattr(dataset, name)
         if field is not None and (field != field[whole.rows][whole.of]).any():
-            raise UsageError(
-                f"dataset.{name}", ..., "must be the same for all copies of one original"
-            )
+            text = "must be the same for all copies of one original, or all examples of one group"
+            raise UsageError(f"dataset.{name}", ..., text)
 
 
 def _checked(dealt: Sequence[Any], to_deal: np.ndarray) -> list[np.ndarray]:

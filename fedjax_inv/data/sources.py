@@ -18,7 +18,7 @@ import numpy as np
 from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dsprites, leaf, tables, text
-from fedjax_inv.data.dataset import Dataset, for_texts, holds_finite
+from fedjax_inv.data.dataset import Dataset, for_texts, holds_finite, suspicions
 
 # Optional packages are imported where they are used: the core works without them.
 
@@ -27,7 +27,7 @@ FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are on
 # Of images. For others, such as EPS, Pillow starts another program.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
-_KEYS = ("x", "y", "domain", "client", "test")  # the arrays that are read
+_KEYS = ("x", "y", "domain", "client", "test", "group", "valid")  # the arrays that are read
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
 _UNFIT: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
@@ -312,7 +312,8 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         axes or more are images [M, height, width] or [M, height, width, channels], which networks
         see in [0, 1]; other numbers become float32. y: classes, [M] integers, which become 0..K-1
         in increasing order; labels, [M, K] bool; or values, [M] or [M, K] floating. domain and
-        client: [M] integers or strings. test: [M] bool.
+        client and group: [M] integers or strings; no random split separates a group.
+        test and valid: [M] bool, the splits.
     """
     lacking = [key for key in ("x", "y") if key not in arrays]
     if lacking:
@@ -325,7 +326,9 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         "x": ("biuf", range(2, 99), "numbers [M, ...]"),
         "domain": named,
         "client": named,
+        "group": named,
         "test": ("b", (1,), "bool [M]"),
+        "valid": ("b", (1,), "bool [M]"),
     }
     for key, (kinds, ndims, needed) in allowed.items():
         array = arrays.get(key)
@@ -339,20 +342,23 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         x = _float32(name, "x", x)
     elif x.ndim == 3:
         x = x[..., None]
-    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] > 4:
-        text = f"{name}: x has {x.shape[3]} channels, as the last axis counts them; images of "
-        text += "PyTorch [M, channels, height, width] must be saved as x.transpose(0, 2, 3, 1)"
+    for text in suspicions(f"{name}: ", x, y):
         warnings.warn(text, stacklevel=3)
     y, classes = _targets(name, y)
     domain, domains = _numbered(arrays.get("domain", np.full(len(y), "all")))
     user = _numbered(arrays["client"])[0] if "client" in arrays else None
+    group = _numbered(arrays["group"])[0] if "group" in arrays else None
     test = arrays.get("test", np.zeros(len(y), bool))
-    return Dataset(x, y, classes, domain, domains, test, user=user)
+    more: dict[str, Any] = {"user": user, "original": group, "valid": arrays.get("valid")}
+    return Dataset(x, y, classes, domain, domains, test, **more)
 
 
 def _numbered(names: Sequence[str] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the number of each name among the different ones in order, and these."""
     found, numbers = np.unique(names, return_inverse=True)
+    if found.dtype.kind == "U":
+        found, again = np.unique([tables.plain(name) for name in found], return_inverse=True)
+        numbers = again[numbers]
     return numbers.astype(np.int32), tuple(map(str, found))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data.dataset import TASKS, Column, Dataset
+from fedjax_inv.data.dataset import TASKS, Column, Dataset, suspicions
 
 # pandas is imported where it is used, as it is optional. It comes without types.
 
@@ -29,6 +29,10 @@ LARGE_WHOLE = "holds whole numbers above 2^24, such as identifiers, which float3
 _MISSING = ["", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "#N/A", "<NA>"]
 _TRUTH = ("false", "true")
 _OPTIONAL = ("domain", "client", "test")  # roles that are also their default names
+_NAMED = ("group", "split")  # roles that no column has by default
+# The texts in a column of splits.
+_SPLITS = {"train": "train", "training": "train", "test": "test"}
+_SPLITS |= dict.fromkeys(("val", "valid", "validation"), "valid")
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # a frame's index that was written too
 # A number, also as 1,234.5 or 5%, or a date of numbers. So many beside a text are no categories.
 _NUMBER = re.compile(r"[-+]?[\d.,']*\d[\d.,']*(e[-+]?\d+)?%?|\d+([/.-])\d+\2\d+", re.IGNORECASE)
@@ -50,6 +54,8 @@ class Roles(NamedTuple):
     domain: str = "domain"  # texts or whole numbers
     client: str = "client"  # texts or whole numbers: the user of an example
     test: str = "test"  # true/false or 0/1: whether an example is in the test split
+    group: str = ""  # texts or whole numbers: no random split separates the rows of a group
+    split: str = ""  # train, val or test, in place of `test` and of a random validation
     ignored: tuple[str, ...] = ()
     # "auto" or one of TASKS. With "auto", one target is of classes if it holds texts, true/false or
     # whole numbers with at most MOST_CLASSES different values, else of values; several targets are
@@ -85,7 +91,8 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     """
     roles = _checked(Roles() if roles is None else roles)
     frame = _frame(path, roles, like)
-    used = {*roles.target, roles.domain, roles.client, roles.test, *roles.ignored}
+    single = {roles.domain, roles.client, roles.test, roles.group, roles.split}
+    used = {*roles.target, *single, *roles.ignored}
     features = [name for name in frame if name not in used]
     known = {} if like is None else {column.name: column for column in like.columns}
     if known:
@@ -106,15 +113,19 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     domain = np.zeros(len(y), np.int32)
     if roles.domain in frame:
         domain, domains = _groups(frame, roles.domain)
-    test = np.zeros(len(y), bool)
-    if roles.test in frame:
+    test, valid = np.zeros(len(y), bool), None
+    if roles.split in frame:
+        test, valid = _splits(frame, roles.split)
+    elif roles.test in frame:
         test = _truth(frame, roles.test)
         if like is None and not test.any():
             _warn(frame, roles.test, "is false in every row: the data have no test split")
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
+    group = _groups(frame, roles.group)[0] if roles.group in frame else None
     platforms.check_memory(str(path), ..., 4 * len(y) * len(names))
     x = np.concatenate([block for block, _ in made], axis=1, dtype=np.float32)
-    return Dataset(x, y, classes, domain, domains, test, user=user, columns=columns)
+    more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
+    return Dataset(x, y, classes, domain, domains, test, **more)
 
 
 def _checked(roles: Roles) -> Roles:
@@ -129,7 +140,7 @@ def _checked(roles: Roles) -> Roles:
     before: dict[str, str] = {}
     # Roles with their default name come last, and are left to others.
     optional = sorted(_OPTIONAL, key=lambda role: getattr(roles, role) == role)
-    for role in ("target", "ignored", *optional):
+    for role in ("target", "ignored", *_NAMED, *optional):
         value = getattr(roles, role)
         for name in filter(None, (value,) if isinstance(value, str) else value):
             if name not in before:
@@ -147,18 +158,19 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> Any:
     import pandas as pd
     import pyarrow.fs
 
+    needed = roles if like is None else roles._replace(group="", split="")
     if path.suffix != ".csv":
         # From pyarrow's own file: with Python's a process that runs JAX may abort at its end.
         local = pyarrow.fs.LocalFileSystem()
         frame = pd.read_parquet(path, filesystem=local, partitioning=None, use_threads=False)
         frame.columns = [str(name) for name in frame.columns]
-        _check_names([*frame], roles)
+        _check_names([*frame], needed)
     else:
         texts = {"encoding": "utf-8-sig", "skipinitialspace": True, "keep_default_na": False}
         first = pd.read_csv(path, header=None, nrows=1, dtype=str, **texts)
         names = [name.strip() for name in first.iloc[0]]
-        _check_names(names, roles)
-        codes = {roles.domain, roles.client}
+        _check_names(names, needed)
+        codes = {roles.domain, roles.client, roles.group} - {""}
         if (roles.task if like is None else like.task) in ("auto", "classes"):
             codes |= {*roles.target}
         as_texts = {*codes}
@@ -208,7 +220,8 @@ def _check_names(names: Sequence[str], roles: Roles) -> None:
         raise ValueError("must have commas between its columns, not semicolons or tabs")
     if all(map(_NUMBER.fullmatch, names)):
         raise ValueError(f"must begin with a line of the columns' names, begins with {names[0]}")
-    needed = {getattr(roles, role): role for role in _OPTIONAL if getattr(roles, role)}
+    single = (*_OPTIONAL, *_NAMED)
+    needed = {getattr(roles, role): role for role in single if getattr(roles, role)}
     needed |= dict.fromkeys(roles.target, "target") | dict.fromkeys(roles.ignored, "ignored")
     for name, count in collections.Counter(names).items():
         if count > 1:
@@ -223,7 +236,7 @@ def _check_names(names: Sequence[str], roles: Roles) -> None:
         if name not in names and name == role == "target":
             text = "must hold the targets in a column target, unless another one is named; it has "
             raise ValueError(text + _listed(names))
-        if name not in names and name != role:
+        if name not in names and (name != role or role in _NAMED):
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}? All: " if near else "it has "
             text = f"is no column of the table; {hint}{_listed(names)}"
@@ -278,6 +291,21 @@ def _truth(frame: Any, name: str) -> np.ndarray:
     return numbers.astype(bool)
 
 
+def _splits(frame: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return which rows are in the test split and in that of validation, bool [M] each."""
+    texts = _column(frame, name)[0].astype(str).str.lower()
+    for row in np.flatnonzero(~texts.isin([*_SPLITS]).to_numpy())[:1]:
+        text = f"holds {texts.iloc[row]} in row {row + 1}, must hold train, val or test"
+        raise ValueError(f"column {name!r} {text}")
+    splits = texts.map(_SPLITS)
+    return (splits == "test").to_numpy(), (splits == "valid").to_numpy()
+
+
+def plain(name: str) -> str:
+    """Return a name without outer blanks, in one of Unicode's spellings."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
 def _groups(
     frame: Any, name: str, known: Sequence[str] | None = None
 ) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -297,8 +325,10 @@ def _groups(
         if known is not None and {*known} <= {*_TRUTH}:
             texts = [{"0": "false", "1": "true"}.get(text, text) for text in texts]
     else:
-        texts = [unicodedata.normalize("NFC", str(value)) for value in found]
+        texts = [plain(str(value)) for value in found]
         texts = [text.lower() for text in texts] if kind == "truth" else texts
+        if known is None and len({text.casefold() for text in texts}) < len({*texts}):
+            _warn(frame, name, "holds texts that differ in capitals alone")
     names = sorted({*texts}, key=int if kind == "number" else str) if known is None else known
     of = {text: index for index, text in enumerate(names)}
     return np.array([of.get(text, -1) for text in texts], np.int32)[number], tuple(names)
@@ -337,6 +367,8 @@ def _targets(frame: Any, roles: Roles, like: Dataset | None) -> tuple[np.ndarray
         if _column(frame, name)[1] != "number":
             raise ValueError(f"column {name!r} must hold numbers, or true/false if all targets do")
     y = np.stack([_float32(frame, name) for name in roles.target], 1)
+    for text in suspicions(f"{frame.attrs['path']}: ", (), y):
+        warnings.warn(text, stacklevel=4)
     return (y if more else y[:, 0]), roles.target
 
 

@@ -129,6 +129,47 @@ def test_codes_and_large_numbers_stay_apart(suffix: str, tmp_path: Path) -> None
         assert len(np.unique(data.user)) == 3
 
 
+def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
+    """Of random splits, too; in an .npz and with another table as in the first."""
+    names, splits = ("a", "patient", "part", "domain", "target"), ("Train", "val", "test")
+    rows = [(i, f"p{i // 4}", splits[i // 4 % 3], "ns"[i // 4 % 2], i % 2) for i in range(96)]
+    whole = written(tmp_path / "t.csv", [names, *rows])
+    patients, parts = np.arange(96) // 4, np.arange(96) // 4 % 3
+    grouped = config.of(dataset=str(whole), group_column="patient", ignored_columns=("part",))
+    own = config.of(dataset=str(whole), split_column="part", ignored_columns=("patient",))
+    for chosen, of in ((grouped, patients), (own, parts)):
+        chosen = config.changed(chosen, held_out="none", partition="iid", clients=3)
+        made = assemble.assemble(chosen)
+        (split,) = made.splits[None].values()
+        held = [{*of[np.concatenate(parts_of(each))]} for each in split[:3]]
+        assert sum(map(len, held)) == len({*of})
+        assert all(held)
+    assert held == [{0}, {1}, {2}]
+    new = written(tmp_path / "new.csv", [("a", "target"), (1, 1)])
+    read(new, like=read(whole, split="part", ignored=("patient", "domain")), split="part")
+    x, arrays = np.eye(96), {"group": patients, "valid": parts == 1, "test": parts == 2}
+    np.savez(tmp_path / "mine.npz", x=x, y=np.arange(96) % 2, **arrays)
+    found = sources.load(str(tmp_path / "mine.npz"))
+    assert found.original is not None
+    assert {*zip(found.original, patients, strict=True)} == {(i, i) for i in range(24)}
+    np.testing.assert_array_equal(found.valid, parts == 1)
+    written(whole, [names, *rows, (1, "p", "rest", "n", 1)])
+    with pytest.raises(UsageError, match="row 97"):
+        read(whole, split="part")
+
+
+def test_names_that_differ_in_capitals_are_told(tmp_path: Path) -> None:
+    rows = [("ward", "target"), ("blue", 1), ("Blue", 0), ("red", 1), ("red", 0)]
+    with pytest.warns(UserWarning, match="'ward'"):
+        read(written(tmp_path / "t.csv", rows))
+
+
+def test_one_hot_targets_are_told(tmp_path: Path) -> None:
+    rows = [("x", "a", "b"), *((i, i % 2, 1 - i % 2) for i in range(6))]
+    with pytest.warns(UserWarning, match="one-hot"):
+        read(written(tmp_path / "t.csv", rows), target=("a", "b"))
+
+
 def test_texts_that_differ_in_blanks_or_spelling_are_one(tmp_path: Path) -> None:
     rows = [("w", "domain", "target"), ("blue", "Köln", "yes"), ("blue ", "Ko\u0308ln ", "yes ")]
     data = read(written(tmp_path / "a.csv", [*rows, ("red", "Bonn", " no")]))

@@ -445,6 +445,16 @@ def test_a_wrong_argument(name: str, value: Any) -> None:
         fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {name: value})
 
 
+def test_inputs_and_targets_that_look_like_others_are_told() -> None:
+    one_hot, of = np.eye(2)[Y], np.arange(len(Y)) % 2
+    images = np.zeros((len(Y), 3, 8, 8), np.uint8)
+    for x, y, word in ((X, one_hot, "one-hot"), (images, Y, "transpose")):
+        data = Dataset(x, y, ("n", "y"), of, ("a", "b"), of < 0)
+        for given in (clients.by_client(x, y, of), data):
+            with pytest.warns(UserWarning, match=word):
+                plan(fedavg.fedavg, models.mlp(2, widths=(4,)), given, rounds=1)
+
+
 def test_what_was_meant() -> None:
     for wrong, meant in (({"lr": 0.1}, "learning_rate"), ({"server_optimiser": 1}, "optimizer")):
         with pytest.raises(UsageError, match=f"did you mean .*{meant}"):
