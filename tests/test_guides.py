@@ -104,15 +104,6 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     np.testing.assert_allclose(names["probabilities"](x), expected, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_loss_of_ones_own_is_trained_and_scored(tmp_path: Path) -> None:
-    with played("own_loss.md", tmp_path) as found:
-        half, most = found.names["below"]
-    assert half == pytest.approx(0.5, abs=0.1)
-    assert most == pytest.approx(0.9, abs=0.05)
-    assert "quantile error" in found.printed["train"][0]
-
-
 @pytest.fixture(scope="module")
 def algorithms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     folder = tmp_path_factory.mktemp("write_an_algorithm")
@@ -128,8 +119,6 @@ def test_the_tests_that_a_page_shows_pass(
     monkeypatch.setattr(laws, "check", few)
     for name in ("test_vrex", "test_signs"):
         algorithms.names[name]()
-    for name in ("remembering", "averaged"):
-        few(algorithms.names[name])
 
 
 @pytest.mark.slow
