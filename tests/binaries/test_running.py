@@ -21,7 +21,7 @@ from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import files, log, provenance, records, summary
+from fedjax_inv_experiments.running import checkpoints, files, log, provenance, records, summary
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
 from fedjax_inv_experiments.selection import RULES
@@ -39,7 +39,8 @@ def finished(folder: Path, chosen: Config = CHOSEN, cell: Cell = CELL) -> Result
 def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
     """A run that is over after `done` rounds, with what `finished` looks at."""
     folders.begin(folder, chosen, CELL, START)
-    (folder / "checkpoints" / str(done)).mkdir(parents=True)
+    for item in checkpoints.ITEMS:
+        (folder / "checkpoints" / str(done) / item).mkdir(parents=True)
     last = line(done)
     runs = [RunResult(run.seed, run.hyper, False, {"validation": last}, last) for run in CELL.runs]
     files.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
