@@ -659,7 +659,7 @@ def a_round_needs_the_examples_of_its_clients_alone(case: Case) -> None:
 
 
 def devices_chunks_and_empty_slots_do_not_matter(case: Case) -> None:
-    """A run on devices that own the clients is the same, also with empty slots and 8-bit inputs.
+    """A run on devices that own the clients is the same, also with empty slots.
 
     Each device has the states of its own clients alone, which it does not share evenly, and trains
     one client at a time.
@@ -685,12 +685,28 @@ def devices_chunks_and_empty_slots_do_not_matter(case: Case) -> None:
     slots = _rearranged(jax.tree.map(longer, case.schedule, empty))
     program = jax.jit(play, compiler_options=case.options)
     state, reports = plain(
-        program(case.restored(start._replace(clients=clients)), slots, case.bytes)
+        program(case.restored(start._replace(clients=clients)), slots, case.federation)
     )
     clients = jax.tree.map(lambda leaf: leaf[:NUM_CLIENTS], state.clients)
     state = state._replace(clients=clients)
     results = [(state, tree.take(reports, t)) for t in range(len(slots.who))]
     assert_close(seen(slots, results), case.seen("as it is"), rtol=1e-5, atol=1e-5)
+
+
+def inputs_of_8_bits_are_those_in_floats(case: Case) -> None:
+    """A run on 8-bit images is the run on the same images as floats in [0, 1]."""
+    if not any(leaf.dtype == jnp.uint8 for leaf in jax.tree.leaves(case.bytes.data.x)):
+        raise NotApplicable("the inputs are not of 8 bits")
+    run = partial(rounds.run, case.algorithm, axis=devices.chunked(1), drop_nonfinite=True)
+    program = jax.jit(run, compiler_options=case.options)
+    state, reports = plain(program(case.restored(case.starts[0]), case.schedule, case.bytes))
+    results = [(state, tree.take(reports, t)) for t in range(len(case.schedule.who))]
+    try:
+        assert_close(seen(case.schedule, results), case.seen("as it is"), rtol=1e-3, atol=1e-4)
+    except AssertionError as error:
+        text = "uint8 inputs train otherwise than the same in [0, 1]: batch.x is as it is stored, "
+        text += "models.unit_range(model.preprocess(batch.x)) is in floats"
+        raise AssertionError(f"{text}; {error}") from None
 
 
 # All laws, by name and in this order: an error in one explains those of later ones.

@@ -57,7 +57,9 @@ class Shard(NamedTuple):
 class Batch(NamedTuple):
     """Examples of one step; where the mask is false, x and y repeat a real example."""
 
-    x: Tree  # [B, ...]
+    # [B, ...] as it is stored, such as 8-bit images; `models.unit_range(model.preprocess(x))` is
+    # what a model sees, in floats
+    x: Tree
     y: Tree  # [B, ...]
     mask: Array  # [B] bool
 

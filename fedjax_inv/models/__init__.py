@@ -31,3 +31,4 @@ from fedjax_inv.models.wrappers import computed_in as computed_in
 from fedjax_inv.models.wrappers import normalised as normalised
 from fedjax_inv.models.wrappers import painted as painted
 from fedjax_inv.models.wrappers import rendered as rendered
+from fedjax_inv.models.wrappers import unit_range as unit_range
