@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import jax
 import numpy as np
 import pytest
+from grey_images import rate_is
 from hypothesis import given
 
 from fedjax_inv.data import dsprites, environments
@@ -156,12 +157,6 @@ def test_binned(num_classes, classes):
 
 
 # the draw of environments, labels and cues
-
-
-def rate_is(hits: np.ndarray, probability: float) -> bool:
-    """Whether the rate of hits is within 6 standard deviations of what is expected."""
-    deviation = np.sqrt(probability * (1 - probability) / len(hits))
-    return len(hits) > 0 and abs(hits.mean() - probability) <= 6 * deviation
 
 
 CUES = {"colored": environments.colored, "patched": partial(environments.patched, patch_size=1)}

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from grey_images import grey, rows_of
 
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
@@ -14,20 +15,6 @@ from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.data import Source
 
 
-def grey(num: int = 120, num_test: int = 20) -> Dataset:
-    """Images 1 x 2 that hold the number of their row, of classes "a" to "d"."""
-    rng = np.random.default_rng(num)
-    row = np.arange(num)
-    return Dataset(
-        np.stack([row // 256, row % 256], -1).astype(np.uint8)[:, None, :, None],
-        rng.integers(0, 4, num).astype(np.int32),
-        tuple("abcd"),
-        np.zeros(num, np.int32),
-        ("all",),
-        rng.permutation(num) < num_test,
-    )
-
-
 def made(dataset: Dataset | None = None, clients: int = 3, **changes: Any) -> Dataset:
     arguments: dict[str, Any] = {
         "darker": "d",
@@ -35,13 +22,9 @@ def made(dataset: Dataset | None = None, clients: int = 3, **changes: Any) -> Da
         "colors": simpson.ramp(clients + 1),
         "seed": 0,
     }
-    return simpson.simpson(grey() if dataset is None else dataset, **(arguments | changes))
-
-
-def rows_of(dataset: Dataset) -> np.ndarray:
-    """Which rows of `grey` the images are."""
-    pixels = dataset.x.image[:, 0, :, 0].astype(int)
-    return 256 * pixels[:, 0] + pixels[:, 1]
+    return simpson.simpson(
+        grey(num_classes=4) if dataset is None else dataset, **(arguments | changes)
+    )
 
 
 def brightness(dataset: Dataset) -> np.ndarray:
@@ -57,7 +40,7 @@ def brightness(dataset: Dataset) -> np.ndarray:
 def test_in_a_client_one_class_is_darker_and_its_colour_is_the_others_next_door(
     num_test: int, clients: int
 ) -> None:
-    before = grey(400, num_test)
+    before = grey(400, 4, num_test)
     after = made(before, clients)
     check_dataset(after)
     assert after.domains == (*map(str, range(clients)), "test")
@@ -90,7 +73,7 @@ def test_in_a_client_one_class_is_darker_and_its_colour_is_the_others_next_door(
 
 def test_the_test_is_painted_whatever_the_label() -> None:
     """And so is everything where nothing is to mislead."""
-    many = grey(12_000, 3000)
+    many = grey(12_000, 4, 3000)
     for after, domains in ((made(many), [3]), (made(many, shading="random"), range(4))):
         for domain in domains:
             here = after.domain == domain
@@ -110,7 +93,7 @@ def test_everything_follows_the_seed_and_either_shading_has_the_same_test() -> N
     np.testing.assert_array_equal(first.x.step[is_test], plain.x.step[is_test])
     assert (first.x.step != plain.x.step).any()
     # As the test is drawn before what is painted, it is one for any number of clients.
-    without_split = grey(num_test=0)
+    without_split = grey(num_classes=4, num_test=0)
     tests = [
         rows_of(after)[after.domain == len(after.domains) - 1]
         for after in (made(without_split, 2), made(without_split, 5))
@@ -167,7 +150,7 @@ def test_the_flags_reach_the_data() -> None:
 
 
 def test_a_share_of_the_images_has_the_colours_of_the_paradox() -> None:
-    data = grey(4000, 200)
+    data = grey(4000, 4, 200)
     whole, half, least, none, other = (
         made(data, 4, share=share, shading=shading)
         for share, shading in (

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from grey_images import grey, rate_is, rows_of
 from hypothesis import given
 
 from fedjax_inv.data import sources, stains
@@ -15,33 +16,6 @@ from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
 from fedjax_inv_experiments import config
 from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.data import Source
-
-
-def grey(num: int = 120, num_classes: int = 10, num_test: int = 20) -> Dataset:
-    """Images 1 x 2 that hold the number of their row."""
-    rng = np.random.default_rng(num)
-    row = np.arange(num)
-    return Dataset(
-        np.stack([row // 256, row % 256], -1).astype(np.uint8)[:, None, :, None],
-        rng.integers(0, num_classes, num).astype(np.int32),
-        tuple("abcdefghijkl"[:num_classes]),
-        (row % 2).astype(np.int32),
-        ("d", "e"),
-        rng.permutation(num) < num_test,
-    )
-
-
-def row_of(dataset: Dataset) -> np.ndarray:
-    """Which rows of `grey` the images are."""
-    pixels = dataset.x.image[:, 0, :, 0].astype(int)
-    return 256 * pixels[:, 0] + pixels[:, 1]
-
-
-def rate_is(hits: np.ndarray, probability: float) -> bool:
-    """Whether the rate of hits is within 6 standard deviations of what is expected."""
-    deviation = np.sqrt(probability * (1 - probability) / len(hits))
-    return len(hits) > 0 and abs(hits.mean() - probability) <= 6 * deviation + 1e-12
-
 
 # the rules
 
@@ -64,7 +38,7 @@ def test_a_combination_is_a_rule_that_no_other_domain_shares(
     colors = data.draw(st.integers(2, min(10, num_classes)))
     before = grey(num, num_classes)
     after = stains.combinations(before, stain="both", colors=colors, seed=seed)
-    np.testing.assert_array_equal(row_of(after), np.arange(num))
+    np.testing.assert_array_equal(rows_of(after), np.arange(num))
     np.testing.assert_array_equal(after.y, before.y)
     assert after.domains == tuple(str(k) for k in range(colors))
     assert not after.test.any()
@@ -110,7 +84,7 @@ def test_colours_agree_as_often_as_they_should(
         seed=0,
     )
     assert after.domains == ("0 (0.8)", "1 (0.4)", "2 (1)", "test")
-    wrong_label = (after.y - before.y[row_of(after)]) % num_classes
+    wrong_label = (after.y - before.y[rows_of(after)]) % num_classes
     for domain, agreement in enumerate((*agreements, test_agreement)):
         here = after.domain == domain
         right = []
@@ -169,7 +143,7 @@ def test_domains_have_their_size_and_the_test_split_is_the_last(
 ) -> None:
     before = grey(num, num_test=num_test)._replace(user=np.arange(num))
     after = stains.stained(before, agreements=[0.8] * count, domain_size=size, seed=seed)
-    rows = row_of(after)
+    rows = rows_of(after)
     np.testing.assert_array_equal(after.user, rows)
     assert len(set(rows)) == len(rows)
     np.testing.assert_array_equal(after.y, before.y[rows])

@@ -141,7 +141,7 @@ def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
         chosen = config.changed(chosen, held_out="none", partition="iid", clients=3)
         made = assemble.assemble(chosen)
         (split,) = made.splits[None].values()
-        held = [{*of[np.concatenate(parts_of(each))]} for each in split[:3]]
+        held = [{*of[np.concatenate(federation.parts_of(each))]} for each in split[:3]]
         assert sum(map(len, held)) == len({*of})
         assert all(held)
     assert held == [{0}, {1}, {2}]

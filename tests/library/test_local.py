@@ -281,19 +281,6 @@ def test_fold_sample_is_without_replacement_and_of_everything_of_a_small_client(
         assert set(x) <= set(rows_of(size))
 
 
-def test_epochs_of_as_many_batches_do_the_steps_that_they_do_without_knowing_it() -> None:
-    size, batch_size = 7, 3
-    most = 2 * -(-size // batch_size)
-    sizes = np.array([size, 0, size])
-    arguments = dict(batch_size=batch_size, num_epochs=2)
-    expected = trained_with(program(local.epochs, batch_size, most, **arguments), sizes)
-    # Another function, so another program.
-    make = functools.partial(local.epochs, num_batches=-(-size // batch_size))
-    trained = trained_with(program(make, batch_size, most, **arguments), sizes)
-    assert_close(trained, expected)
-    assert trained.num_steps.tolist() == [most, 0, most]
-
-
 def test_a_client_of_more_or_fewer_batches_than_all_are_said_to_have_trains_to_nan() -> None:
     run = program(functools.partial(local.epochs, num_batches=2), 2, 4, batch_size=2)
     params = trained_with(run, np.array([4, 3, 0, 5, 2])).local.variables.params

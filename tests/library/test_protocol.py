@@ -48,7 +48,7 @@ def test_all_algorithms_are_in_the_table() -> None:
     assert set(algorithms.LISTED) == {name for name, configs in TABLE.items() if configs}
 
 
-@pytest.mark.parametrize("name", slow.after(2, ["scaffold", "fl_games", "afl", "feddyn"]))
+@pytest.mark.parametrize("name", slow.after(1, ["scaffold", "fl_games", "afl", "feddyn"]))
 def test_clients_without_examples_have_no_part_in_what_the_server_knows(name: str) -> None:
     """It knows something of all clients: variates, players, a mixture, the share that attends."""
     config = TABLE[name][0]
@@ -87,7 +87,7 @@ def after_a_round(algorithm: Algorithm, variables: Tree) -> rounds.State:
     return jax.eval_shape(one)
 
 
-@pytest.mark.parametrize("name", slow.after(2, sorted(TABLE, key=lambda name: name != "fedproto")))
+@pytest.mark.parametrize("name", slow.after(1, sorted(TABLE, key=lambda name: name != "fedproto")))
 def test_a_network_of_float32_trains_where_other_numbers_have_64_bits(name: str) -> None:
     with jax.enable_x64(True):
         config = TABLE[name][-1]
