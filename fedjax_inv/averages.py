@@ -62,10 +62,6 @@ def as_numbers(x: Tree) -> Array:
 
     Args:
       x: preprocessed inputs [B, ...].
-
-    Raises:
-      UsageError: for a tree of arrays and for integers, as a mean of word numbers or of drawing
-        instructions means nothing to a network.
     """
     is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
     if not is_array or not jnp.issubdtype(unit_range(x).dtype, jnp.floating):
@@ -226,10 +222,6 @@ def side_state(
         number (the paper's B), or none if the client has fewer examples.
       chunk: with "pool" the examples of a row; with "paper" the examples that are read at once.
       mixable: preprocessed inputs [B, ...] -> the inputs to average, which the model must accept.
-
-    Raises:
-      UsageError: for an argument out of range; before the first round for inputs that cannot be
-        averaged.
     """
     checks.one_of("combining", combining, COMBINING)
     checks.integer("rows", rows)

@@ -66,9 +66,6 @@ class History:
 
         Its columns are run, seed, the hyperparameters in which runs differ, round, and the names
         of the values.
-
-        Raises:
-          ImportError: if pandas is not installed.
         """
         try:
             pandas = importlib.import_module("pandas")
@@ -267,9 +264,6 @@ class Fitted:
 
         Args:
           run: the number of the run.
-
-        Raises:
-          UsageError: if there is no such run.
         """
         self._check_run(run)
         return jax.tree.map(lambda leaf: leaf[run], self.stored().state)
@@ -282,9 +276,6 @@ class Fitted:
 
         Args:
           run: the number of the run.
-
-        Raises:
-          UsageError: if there is no such run, or if its algorithm has no single network.
         """
         network = self.algorithm(run).network
         if network is None:
@@ -303,9 +294,6 @@ class Fitted:
         Returns:
           The outputs [B, ...] as an array of NumPy, or as a tree if the network has several;
           logits [B, K] of classifiers, whose classes are argmax(-1).
-
-        Raises:
-          UsageError: for other inputs than in training, and if there is no such run or client.
         """
         algorithm, state = self.algorithm(run), self.state(run)
         x = self._inputs_of(x)
@@ -335,10 +323,6 @@ class Fitted:
 
         Returns:
           The mean score [R], the mean loss [R] and the number of examples [R], as NumPy arrays.
-
-        Raises:
-          UsageError: for other inputs or targets than in training, for targets of another length,
-            and if there is no such client.
         """
         clients.check_rows("y", x, y)
         x, y = self._inputs_of(x), self._targets_of(y)

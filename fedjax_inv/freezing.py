@@ -150,9 +150,6 @@ def train_only(
 
     Returns:
       The algorithm, around that of `make`. Its `network` is whole.
-
-    Raises:
-      UsageError: before the first round, as `check` does.
     """
     plain = make(model)
     network = plain.network

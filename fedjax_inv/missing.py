@@ -61,9 +61,6 @@ def reuse(algorithm: Algorithm) -> Algorithm:
     attend the round: a client that has left an inner exit strategy is not reused.
 
     The server will also store C uploads.
-
-    Raises:
-      UsageError: if no exchange has a `blank`.
     """
     if all(exchange.blank is None for exchange in algorithm.exchanges):
         text = "must have an exchange with `blank`, as fedavg, fedprox and fedipg have"

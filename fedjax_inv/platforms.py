@@ -158,9 +158,6 @@ def devices(number: int | None = None) -> list[jax.Device]:
 
     Args:
       number: how many; None: all, but no more CPU devices than cores.
-
-    Raises:
-      UsageError: if there are fewer devices.
     """
     there, is_cpu = jax.devices(), jax.default_backend() == "cpu"
     if jax.process_count() > 1:

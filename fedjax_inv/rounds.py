@@ -85,10 +85,6 @@ def init(
 
     Returns:
       The state, a copy: no leaf shares its memory with another or with `variables`.
-
-    Raises:
-      UsageError: for rows that are not of the examples, and for parameters in half precision, in
-        which numbers of examples and sums overflow.
     """
     checks.federation(federation)
     for leaf in jax.tree.leaves(variables):

@@ -25,9 +25,6 @@ def check(schedule: Cohort, num_clients: int, history: int) -> None:
       schedule: who, present and delay, each [T, S], on the host.
       num_clients: C.
       history: H, the number of broadcasts that the run keeps; a delay is in 0..H - 1.
-
-    Raises:
-      UsageError: for a schedule that does not fit.
     """
     who, present, delay = map(np.asarray, schedule)
     if who.ndim != 2 or not who.size or not who.shape == present.shape == delay.shape:
@@ -72,9 +69,6 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
 
     Returns:
       The schedule, [T, S].
-
-    Raises:
-      UsageError: if `cohort` is out of its bounds.
     """
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
 
@@ -96,9 +90,6 @@ def cohort_size(num_clients: int, rate: float) -> int:
     Args:
       num_clients: C.
       rate: the part of the clients that attend a round, above 0 and at most 1.
-
-    Raises:
-      UsageError: if the rate is out of its bounds, or if it selects no client.
     """
     checks.real("rate", rate, 0, 1)
     cohort = round(rate * num_clients)

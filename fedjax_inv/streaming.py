@@ -56,9 +56,6 @@ def streamed(
     Returns:
       The same functions. `data` is not looked at, and `rounds` takes the cohorts that follow those
       of the rounds before.
-
-    Raises:
-      UsageError: for a layout with `own`, and if examples are watched after every round.
     """
     if layout.own:
         raise UsageError("layout", ..., "must have own=False")

@@ -32,10 +32,6 @@ class Task(NamedTuple):
         Args:
           model: the network.
           examples: the examples of all clients.
-
-        Raises:
-          UsageError: for a network that fails on the examples, and for outputs that do not fit the
-            targets. There may be more outputs than classes, as a class may have no example yet.
         """
         x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
         try:
@@ -88,10 +84,6 @@ def task_of(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Task:
       y: the targets [M, ...].
       loss: the loss, or None.
       score: a function, of which a higher value is better, a `Score`, or None.
-
-    Raises:
-      UsageError: if a tree of targets has no loss or no score, and if the algorithm does not fit
-        the targets or takes no loss.
     """
     is_array = jax.tree_util.all_leaves([y])
     for name, value in (("loss", loss), ("score", score)):

@@ -37,9 +37,6 @@ def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
       x: inputs [M, ...].
       y: targets [M, ...].
       client: [M] integers, the client of each example; clients are numbered in the order of these.
-
-    Raises:
-      UsageError: for clients that are no integers, and for arrays of several lengths.
     """
     check_rows("y", x, y)
     check_rows("client", x, client)
@@ -63,10 +60,6 @@ def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
 
     Returns:
       (x [M, ...], y [M, ...], an array of rows for each client).
-
-    Raises:
-      UsageError: for another form, for clients whose examples have different shapes or kinds of
-        numbers, and for x or y that holds NaN or infinity.
     """
     x, y, parts = clients[:3] if isinstance(clients, _Rows) else _of_list(clients)
     _check_numbers(x, y)
@@ -246,9 +239,6 @@ def splits_of_arrays(
         `federation.validation_size`.
       seeds: the seeds of the draws of validation examples.
       columns: of x, if it was frames of pandas.
-
-    Raises:
-      UsageError: for a validation outside of [0, 1), and for a test of other shapes or kinds.
     """
     _check_validation(validation)
     num_train = len(jax.tree.leaves(y)[0])
@@ -303,10 +293,6 @@ def of_dataset(
       held_out: the name of the domain that is held out for the test, or None.
       validation: as in `federation.split`, whose seeds are larger by 2**31: they differ from
         the seeds with which the data set's domains may have been drawn.
-
-    Raises:
-      UsageError: for fields that do not fit each other, as `federation.split` does, and if there is
-        neither a partition nor users nor a second domain.
     """
     check_dataset(dataset)
     _check_validation(validation)

@@ -125,9 +125,6 @@ def load(
 
     Returns:
       A data set with x [M, 64, 64, 1], 0 or 255, and one domain.
-
-    Raises:
-      UsageError: for more images than there are.
     """
     per_shape = NUM_IMAGES // len(SHAPES)
     available = per_shape * len(shapes)

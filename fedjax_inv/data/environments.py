@@ -75,9 +75,6 @@ def rotated(
 
     Returns:
       The data set with rotated images, without a test split.
-
-    Raises:
-      UsageError: if an angle occurs twice, or if x are not images.
     """
     domains = _domain_names(angles)
     if domains is None:
@@ -172,10 +169,6 @@ def colored(
       The data set with x a `Colored`, which `paint` renders with one channel for each class. Its
       domains have the flip probabilities as names, such as "0.2"; the last one is the test
       environment, and there is no test split.
-
-    Raises:
-      UsageError: for other images, if two environments have equal flip probabilities, and if one
-        has no examples.
     """
     check_grey(dataset)
     drawn, color = _environments(
@@ -210,9 +203,6 @@ def patched(
 
     Returns:
       The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
-
-    Raises:
-      UsageError: as `colored` does, and unless there are two classes.
     """
     check_classes(dataset)
     _check_images(
@@ -336,9 +326,6 @@ def dealt(
 
     Returns:
       The domain of each example, [M] int32; D stands for the test.
-
-    Raises:
-      UsageError: if a domain or the test has no examples.
     """
     every, original = originals(dataset)
     test = dataset.test[every]

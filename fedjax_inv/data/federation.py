@@ -153,10 +153,6 @@ def partitioner(
 
     Returns:
       (rows to deal [m], generator) -> one array of rows per client.
-
-    Raises:
-      UsageError: for an unknown name, for "user" if the data set has no users, and for "dirichlet"
-        and "shards" if the targets are no classes.
     """
     has_classes = dataset.task == "classes"
 
@@ -224,10 +220,6 @@ def split(
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
         deal, and no client holds the rest.
-
-    Raises:
-      UsageError: if there is no such domain, no example for the test or for training, if the
-        partition is not possible, or if copies of one original lie in several domains or splits.
     """
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)

@@ -45,9 +45,6 @@ def femnist(found: list[tuple[Path, bool]]) -> Dataset:
 
     Returns:
       A data set with users.
-
-    Raises:
-      UsageError: for a file in another format.
     """
     x, y, test, users = [], [], [], []
     for file, is_test in found:

@@ -269,9 +269,6 @@ def shards_like(
       labels: [M] integers in 0..K-1.
       counts: [C, K] how many examples of each class a client has.
       rng: the generator of the draw.
-
-    Raises:
-      UsageError: if no row has a class that a client has.
     """
     num_classes = counts.shape[1]
     of_class = [np.flatnonzero(labels == label) for label in range(num_classes)]

@@ -81,9 +81,6 @@ def simpson(
     Returns:
       The data set with x a `Shaded`, which `shade` renders. Its domains are the clients, "0" and so
       on, which share the examples evenly and at random, and last "test".
-
-    Raises:
-      UsageError: for other images, and if the data lack a class or an example for each client.
     """
     environments.check_grey(dataset)
     for name, chosen in (("darker", darker), ("lighter", lighter)):

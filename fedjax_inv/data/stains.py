@@ -88,9 +88,6 @@ def combinations(
     Returns:
       The data set with x a `Stained`, which `tint` renders. Its domains have the names
       "0", "1" and so on, by k.
-
-    Raises:
-      UsageError: for other images, more colours than classes, and fewer examples than combinations.
     """
     _check(dataset, stain, colors)
     every, original = originals(dataset)
@@ -151,9 +148,6 @@ def stained(
     Returns:
       The data set with x a `Stained`, which `tint` renders. Its domains are named by their number
       and agreement, such as "0 (0.9)", and the last one is "test".
-
-    Raises:
-      UsageError: for other images, or colours or examples in a number that does not fit.
     """
     _check(dataset, stain, colors)
     checks.one_of("test_rule", test_rule, TEST_RULES)

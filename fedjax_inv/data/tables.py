@@ -83,11 +83,6 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     Warns:
       UserWarning: for a column of whole numbers that float32 rounds, and of texts of which the
         earlier table has none.
-
-    Raises:
-      UsageError: for roles that do not fit.
-      ValueError: for a file that is no such table, for a value that is missing, for a column of
-        texts that are no categories, and for a class that `like` does not have.
     """
     roles = _checked(Roles() if roles is None else roles)
     frame = _frame(path, roles, like)
@@ -130,9 +125,6 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
 
 def _checked(roles: Roles) -> Roles:
     """Return the roles, of which one that another column has by default is dropped.
-
-    Raises:
-      UsageError: unless each column has one role.
     """
     checks.one_of("roles.task", roles.task, ("auto", *TASKS))
     if not roles.target or isinstance(roles.target, str):

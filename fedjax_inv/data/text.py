@@ -80,9 +80,6 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
 
     Returns:
       A data set with users and words.
-
-    Raises:
-      ValueError: for other content.
     """
     content = path.read_bytes()
     try:

@@ -57,9 +57,6 @@ def at_clients(
 
     Returns:
       The splits, which share new data: the same examples, then copies with wrong labels.
-
-    Raises:
-      UsageError: if the part is less than one client.
     """
     data = splits[0].train.data
     labels = np.asarray(data.y)

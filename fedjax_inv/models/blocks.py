@@ -126,9 +126,6 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
         "training" (bool) and "deterministic" (its opposite).
       cut: how many layers of an `nn.Sequential` are the body; 0 for other modules. An
         `nn.Sequential` passes on x alone, so `takes` must be empty for it.
-
-    Raises:
-      UsageError: for a cut beyond the network; at initialisation for "batch_stats" without a mask.
     """
     _check_cut(cut, len(module.layers) if isinstance(module, nn.Sequential) else 1)
     if cut == 0:

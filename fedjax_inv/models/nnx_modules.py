@@ -148,10 +148,6 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
 
     Returns:
       The model; its parameters are nested by the module's attributes.
-
-    Raises:
-      UsageError: for a cut that is impossible, and for batch statistics in a module that takes no
-        mask. When the model is called: if the module draws without a key or in evaluation mode.
     """
     build = None if isinstance(module, nnx.Module) else module
     known: Any = module if build is None else nnx.eval_shape(lambda: build(nnx.Rngs(0)))
