@@ -156,7 +156,7 @@ def plan(
     runs, fixed = _runs(settings, grid, facts.infinite, is_scheduled=factor is not None)
     platforms.make_devices(devices.number or platforms.cores())
 
-    splits, columns = _splits(clients, _seeds(runs), test, validation)
+    splits = _splits(clients, _seeds(runs), test, validation)
     model = model if splits.render is None else models.painted(model, splits.render)
     task = task_of(algorithm, splits.data.y, loss, evaluations.score)
     num_classes = task.num_classes(model, splits.data)
@@ -189,8 +189,8 @@ def plan(
         quick_to_compile=devices.quick_to_compile,
     )
     arrays = splits.data, inputs, cohorts
-    more: dict[str, Any] = {"groups": groups, "num_classes": num_classes, "columns": columns}
-    return Plan.of(experiment, devices, runs, *arrays, evaluations=evaluations, task=task, **more)
+    more: dict[str, Any] = {"groups": groups, "num_classes": num_classes, "task": task}
+    return Plan.of(experiment, devices, runs, *arrays, evaluations=evaluations, **more)
 
 
 def _seeds(runs: Sequence[Run]) -> list[int]:
@@ -276,10 +276,7 @@ def _numbers(name: str, values: Any) -> list[Any]:
     return found.tolist()
 
 
-def _splits(
-    clients: Any, seeds: Sequence[int], test: Any, validation: float
-) -> tuple[Splits, list[str]]:
-    """Return the splits for the seeds, and the columns of the inputs if they are frames."""
+def _splits(clients: Any, seeds: Sequence[int], test: Any, validation: float) -> Splits:
     if callable(clients) or isinstance(clients, Dataset):
         if test is not None:
             raise UsageError("test", ..., "must be left out, as the clients bring their own")
@@ -288,13 +285,11 @@ def _splits(
         elif validation:
             text = "must be left out, as the function of clients decides on it"
             raise UsageError("validation", validation, text)
-        return clients(seeds), []
-    columns = of_clients.columns_of(clients)
+        return clients(seeds)
     arrays = of_clients.of_arrays(clients)
-    data, of_seed = of_clients.splits_of_arrays(
-        *arrays, test=test, validation=validation, seeds=seeds, columns=columns
+    return Splits(
+        *of_clients.splits_of_arrays(*arrays, test=test, validation=validation, seeds=seeds)
     )
-    return Splits(data, of_seed), columns
 
 
 def local_sizes(batch_size: int | None, sizes: np.ndarray) -> tuple[int, int | None]:

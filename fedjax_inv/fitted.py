@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,16 +36,8 @@ class History:
     values: Mapping[str, np.ndarray]  # each [R, E]
 
     def __repr__(self) -> str:
-        runs = _counted(len(self.runs), "run")
-        return f"<History: {runs}, {_counted(len(self.rounds), 'evaluation')}{self._last()}>"
-
-    def _last(self) -> str:
-        """The range over runs of each value at the last evaluation; "" if there is none."""
-        if not len(self.rounds):
-            return ""
-        last = {name: values[:, -1] for name, values in self.values.items()}
-        shown = (f"{name} {_range_of(values)}" for name, values in last.items())
-        return f"; after round {self.rounds[-1]} {', '.join(shown)}"
+        shape = f"{len(self.runs)} runs, {len(self.rounds)} evaluations"
+        return f"<History: {shape} of {', '.join(self.values)}>"
 
     def __getitem__(self, name: str) -> np.ndarray:
         """Return the values [R, E] of a name."""
@@ -67,10 +59,7 @@ class History:
         Its columns are run, seed, the hyperparameters in which runs differ, round, and the names
         of the values.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise ImportError("to_dataframe needs pandas: pip install pandas") from None
+        pandas = importlib.import_module("pandas")
         num_runs, number = len(self.runs), len(self.rounds)
         columns: dict[str, Any] = {"run": np.repeat(np.arange(num_runs), number)}
         columns["seed"] = np.repeat([run.seed for run in self.runs], number)
@@ -80,33 +69,13 @@ class History:
         return pandas.DataFrame(columns | {k: v.reshape(-1) for k, v in self.values.items()})
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _range_of(values: np.ndarray) -> str:
-    low, high = f"{np.min(values):.3g}", f"{np.max(values):.3g}"
-    return low if low == high else f"{low} to {high}"
-
-
 def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]) -> None:
     """Raise UsageError unless arrays [B, ...] have the shapes and kinds of others [M, ...]."""
-
-    def shapes(tree: Tree) -> Tree:
-        return jax.tree.map(lambda leaf: np.shape(leaf)[1:], tree)
-
-    needed, sizes = shapes(sample), [np.shape(leaf)[:1] for leaf in jax.tree.leaves(given)]
-    if not all(sizes) or shapes(given) != needed:
-        shown = given if hasattr(given, "shape") else ...
-        is_one = jax.tree.map(np.shape, given) == jax.tree.map(lambda leaf: leaf.shape[1:], sample)
-        text = f"must hold examples of shape {needed}, as in training"
-        raise UsageError(name, shown, f"{text}{f'; of one example pass {name}[None]' * is_one}")
-    if len({*sizes}) > 1:
-        found = " and ".join(str(size[0]) for size in sizes)
-        raise UsageError(name, ..., f"has arrays of {found} examples, must have one length")
-    found, trained = (jax.tree.map(kind, each) for each in (given, sample))
-    if found != trained:
-        raise UsageError(name, ..., f"holds {found}, must hold {trained}, as in training")
+    found, needed = clients.form(given, kind), clients.form(sample, kind)
+    lengths = clients.lengths(given)
+    if found != needed or len(lengths) != 1 or -1 in lengths:
+        text = f"must hold examples of {needed}, as in training, in one number; holds {found}"
+        raise UsageError(name, given if hasattr(given, "shape") else ..., text)
 
 
 class Diverged(ArithmeticError):
@@ -151,15 +120,8 @@ class Fitted:
         self._stored: tuple[int, Training] | None = None
 
     def __repr__(self) -> str:
-        length = f"{_counted(len(self.runs), 'run')}, {_counted(self.round, 'round')}"
         rest = f", stopped by {self.stopped}" if self.stopped else ""
-        return f"<Fitted: {length}{rest}{self.history._last()}>"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a result of fit holds compiled programs and cannot be pickled; pickle network(), "
-            "state() or history"
-        )
+        return f"<Fitted: {len(self.runs)} runs, {self.round} rounds{rest}>"
 
     @property
     def history(self) -> History:
@@ -233,7 +195,6 @@ class Fitted:
 
     def _inputs_of(self, x: Any) -> Tree:
         """Return x as arrays; raise UsageError unless it has the shapes and kinds of training."""
-        clients.check_columns("x", x, self.plan.columns)
         x, sample = clients.arrays_of(x, "x"), self.plan.sample.x
         if jax.tree.map(np.ndim, x) == jax.tree.map(lambda leaf: len(leaf.shape), sample):
             x = jax.tree.map(
@@ -324,7 +285,6 @@ class Fitted:
         Returns:
           The mean score [R], the mean loss [R] and the number of examples [R], as NumPy arrays.
         """
-        clients.check_rows("y", x, y)
         x, y = self._inputs_of(x), self._targets_of(y)
         self._check_client(client)
         data = federation.examples(x, y)

@@ -116,7 +116,7 @@ def _at_precision(
 class OneRun(NamedTuple):
     """The functions of one run.
 
-    Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`
+    Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`,
     and cohorts [T, S] or cohort [S].
     """
 
@@ -174,17 +174,7 @@ class OneRun(NamedTuple):
     def advance(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Played]:
-        """Play rounds, with what is watched after each.
-
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          training: the training before the rounds.
-          cohorts: the cohorts of the rounds, [T, S].
-
-        Returns:
-          (the training after the rounds, the report on them).
-        """
+        """Play rounds; return (the training after them, the report on them)."""
 
         def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
             state, stops = training

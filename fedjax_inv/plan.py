@@ -62,7 +62,6 @@ class Plan(NamedTuple):
     task: Task  # the loss and the score
     num_classes: int  # 0 if the loss takes targets that are no classes
     streams: bool  # whether the examples stay on the host, but for those of the next rounds
-    columns: list[str]  # of the inputs, if they were frames of pandas
     sample: Examples  # the shapes of the examples [M, ...]
     is_placed: bool = False
     is_compiled: bool = False  # whether the program is known to be

@@ -27,7 +27,6 @@ class _Rows(NamedTuple):
     x: Tree
     y: Tree
     parts: list[np.ndarray]
-    columns: list[str]  # of x, if it was a frame of pandas
 
 
 def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
@@ -38,18 +37,12 @@ def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
       y: targets [M, ...].
       client: [M] integers, the client of each example; clients are numbered in the order of these.
     """
-    check_rows("y", x, y)
-    check_rows("client", x, client)
-    columns = columns_of(x)
     x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
-    if np.ndim(client) != 1 or client.dtype.kind not in "iu":
+    if client.dtype.kind not in "iu" or lengths((x, y, client)) != {client.size} or not client.size:
         needed = f"must be integers [M], one for each example{for_texts('client', client)}"
         raise UsageError("client", client, needed)
-    if _lengths((x, y, client)) != {len(client)} or not len(client):
-        text = "must be as long as x and y, which must be of one length"
-        raise UsageError("client", client, text)
     order = np.argsort(client, kind="stable")
-    return _Rows(x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1), columns)
+    return _Rows(x, y, np.split(order, np.flatnonzero(np.diff(client[order])) + 1))
 
 
 def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
@@ -73,8 +66,7 @@ def _of_list(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     is_list = isinstance(clients, Sequence) and not isinstance(clients, str) and len(clients) > 0
     if not is_list or hasattr(clients[0], "dtype"):
         raise UsageError("clients", ..., _FORMS)
-    columns = columns_of(clients)
-    pairs = [_pair(f"clients[{index}]", pair, columns) for index, pair in enumerate(clients)]
+    pairs = [_pair(f"clients[{index}]", pair) for index, pair in enumerate(clients)]
     sizes = [len(jax.tree.leaves(pair)[0]) for pair in pairs]
     filled = {index: pairs[index] for index in np.flatnonzero(sizes)}  # others are of any type
     if not filled:
@@ -89,28 +81,29 @@ def _of_list(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
     return x, y, np.split(np.arange(ends[-1]), ends[:-1])
 
 
-def _pair(name: str, pair: Any, columns: Sequence[str]) -> tuple[Tree, Tree]:
+def _pair(name: str, pair: Any) -> tuple[Tree, Tree]:
     """Return x and y of one length as arrays."""
     if not isinstance(pair, Sequence) or len(pair) != 2 or any(each is None for each in pair):
         raise UsageError(name, ..., _FORMS if name.startswith("clients") else "must be (x, y)")
-    check_columns(name, pair[0], columns)
-    check_rows(f"{name}[1]", pair[0], pair[1], f"{name}[0]")
     found = _inputs_of(pair[0], name), arrays_of(pair[1], name)
-    lengths = _lengths(found)
-    if len(lengths) != 1 or -1 in lengths:
-        raise UsageError(name, ..., f"must have x and y of one length, not {sorted(lengths)}")
+    sizes = lengths(found)
+    if len(sizes) != 1 or -1 in sizes:
+        raise UsageError(name, ..., f"must have x and y of one length, not {sorted(sizes)}")
     return found
 
 
-def _lengths(tree: Tree) -> set[int]:
+def lengths(tree: Tree) -> set[int]:
     """Return the lengths of arrays, -1 for one without axes."""
     return {leaf.shape[0] if leaf.ndim else -1 for leaf in jax.tree.leaves(tree)}
 
 
+def form(arrays: Tree, of: Callable[[Any], str]) -> Tree:
+    """Return `of`, such as `kind`, and the shape of an example of each array [M, ...]."""
+    return jax.tree.map(lambda leaf: f"{of(leaf)} {leaf.shape[1:]}", arrays)
+
+
 def _form(pair: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-    """Return the kind of numbers and the shape of an example's inputs and targets."""
-    x = jax.tree.map(lambda leaf: f"{kind_of_inputs(leaf)} {leaf.shape[1:]}", pair[0])
-    return x, jax.tree.map(lambda leaf: f"{kind(leaf)} {leaf.shape[1:]}", pair[1])
+    return form(pair[0], kind_of_inputs), form(pair[1], kind)
 
 
 def kind_of_inputs(leaf: Any) -> str:
@@ -128,38 +121,6 @@ def _kind(dtype: Any) -> str:
     return next((k for k, of in _KINDS.items() if jnp.issubdtype(dtype, of)), str(dtype))
 
 
-def check_rows(name: str, x: Any, other: Any, inputs: str = "x") -> None:
-    """Raise UsageError if two objects of pandas, `inputs` and `name`, have other row labels."""
-    rows: Any = getattr(x, "index", None)
-    others: Any = getattr(other, "index", None)
-    both = hasattr(rows, "equals") and hasattr(others, "equals")
-    if both and not rows.equals(others):
-        text = f"has other row labels than {inputs}, must have the same"
-        remedy = f"pass {name}.loc[{inputs}.index], or both by to_numpy()"
-        raise UsageError(name, ..., f"{text}; {remedy}")
-
-
-def columns_of(data: Any) -> list[str]:
-    """Return the names of the columns of a frame of pandas, or of the first in a list of (x, y).
-
-    Other inputs have none: [].
-    """
-    if isinstance(data, _Rows):
-        return data.columns
-    if isinstance(data, Sequence) and not isinstance(data, str):
-        firsts = [columns_of(pair[0]) for pair in data if isinstance(pair, Sequence) and pair]
-        return next(filter(None, firsts), [])
-    return [*map(str, getattr(data, "columns", ()))]
-
-
-def check_columns(name: str, x: Any, needed: Sequence[str]) -> None:
-    """Raise UsageError if two frames of pandas have not the same columns in one order."""
-    found = columns_of(x)
-    if found and needed and found != [*needed]:
-        text = f"has the columns {', '.join(found)}, must have {', '.join(needed)}, as in training"
-        raise UsageError(name, ..., text)
-
-
 def arrays_of(arrays: Any, name: str) -> Any:
     """Return arrays of NumPy in the byte order of the machine; of a list of numbers one array.
 
@@ -172,6 +133,8 @@ def arrays_of(arrays: Any, name: str) -> Any:
         raise UsageError(name, ..., "must have examples of one shape") from None
 
     def native(leaf: Any) -> np.ndarray:
+        if hasattr(leaf, "iloc"):  # of pandas, whose columns and rows may have another order
+            raise UsageError(name, ..., "must be arrays, as to_numpy() of a frame returns")
         if isinstance(leaf, np.ma.MaskedArray) and np.ma.is_masked(leaf):
             text = "has masked values, must have none; `filled` of the array replaces them"
             raise UsageError(name, ..., text)
@@ -226,7 +189,6 @@ def splits_of_arrays(
     test: tuple[Tree, Tree] | None,
     validation: float,
     seeds: Sequence[int],
-    columns: Sequence[str] = (),
 ) -> tuple[Examples, dict[int, Split]]:
     """Return the examples, and a split of each client's examples for each seed.
 
@@ -238,12 +200,11 @@ def splits_of_arrays(
       validation: the part of each client's examples that is held out for validation, as in
         `federation.validation_size`.
       seeds: the seeds of the draws of validation examples.
-      columns: of x, if it was frames of pandas.
     """
-    _check_validation(validation)
+    checks.real("validation", validation, 0, 1)
     num_train = len(jax.tree.leaves(y)[0])
     if test is not None:
-        of_test = _pair("test", test, columns)
+        of_test = _pair("test", test)
         _check_numbers(*of_test, name="test")
         if _form(of_test) != _form((x, y)):
             text = f"holds {_form(of_test)}, must hold {_form((x, y))} as in training"
@@ -271,12 +232,6 @@ def splits_of_arrays(
     return data, splits
 
 
-def _check_validation(validation: float) -> None:
-    checks.real("validation", validation)
-    if validation >= 1:
-        raise UsageError("validation", validation, "must be at least 0 and below 1")
-
-
 def of_dataset(
     dataset: Dataset,
     *,
@@ -295,7 +250,7 @@ def of_dataset(
         the seeds with which the data set's domains may have been drawn.
     """
     check_dataset(dataset)
-    _check_validation(validation)
+    checks.real("validation", validation, 0, 1)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):
         warnings.warn(text, stacklevel=3)

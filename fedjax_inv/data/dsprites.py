@@ -40,24 +40,11 @@ _HEART_CENTROID = 0.2935  # v, in those units
 
 
 def latent_classes(index: np.ndarray) -> np.ndarray:
-    """Return the classes of the latents of images: for each latent, the index into its VALUES.
+    """Return for each latent of images the index into its VALUES, [..., 6].
 
-    Args:
-      index: [...] numbers of images, integers in 0..737,279. The last latent, y, changes fastest.
-
-    Returns:
-      Integers [..., 6].
+    index [...] are numbers of images in 0..737,279. The last latent, y, changes fastest.
     """
     return np.stack(np.unravel_index(index, SIZES), axis=-1)
-
-
-def latent_index(classes: np.ndarray) -> np.ndarray:
-    """Return the numbers [...] of the images with latent classes [..., 6]: undoes `latent_classes`.
-
-    Args:
-      classes: [..., 6] integers, for each latent the index into its VALUES.
-    """
-    return np.ravel_multi_index(tuple(np.moveaxis(np.asarray(classes), -1, 0)), SIZES)
 
 
 def latent_values(index: np.ndarray) -> np.ndarray:

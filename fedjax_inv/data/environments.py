@@ -76,9 +76,7 @@ def rotated(
     Returns:
       The data set with rotated images, without a test split.
     """
-    domains = _domain_names(angles)
-    if domains is None:
-        raise UsageError("angles", list(angles), "must all differ, in six digits")
+    domains = _domain_names("angles", angles)
     sizes = np.ones(len(angles)) if shares is None else np.asarray(shares)
     _check_images(
         dataset,
@@ -86,12 +84,7 @@ def rotated(
         lambda x: x.ndim == 4 and (x.dtype == np.uint8 or x.dtype.kind == "f"),
     )
     every, original = originals(dataset)
-    order = np.random.default_rng(seed).permutation(len(every))
-    dealt = np.empty(len(every), np.int32)
-    # Domain d's k-th image is due at (k + 1/2) / share [N, domains]; the images go by due times.
-    due = (np.arange(len(every))[:, None] + 0.5) / sizes
-    dealt[order] = np.argsort(due, axis=None, kind="stable")[: len(every)] % len(domains)
-    domain = dealt[original]
+    domain = in_turns(len(every), sizes, seed)[original]
     x = np.empty_like(dataset.x)
     for index, angle in enumerate(angles):
         rows = np.flatnonzero(domain == index)
@@ -100,6 +93,16 @@ def rotated(
             x[chunk] = _rotate(dataset.x[chunk], angle)
     none = np.zeros(len(domain), bool)
     return dataset._replace(x=x, domain=domain, domains=domains, test=none)
+
+
+def in_turns(count: int, shares: np.ndarray, seed: int) -> np.ndarray:
+    """Shuffle examples, deal them in turn to domains of relative sizes; return the domains."""
+    domain = np.empty(count, np.int32)
+    # Domain d's k-th example is due at (k + 1/2) / share [count, domains]; they go by due times.
+    due = (np.arange(count)[:, None] + 0.5) / shares
+    order = np.random.default_rng(seed).permutation(count)
+    domain[order] = np.argsort(due, axis=None, kind="stable")[:count] % len(shares)
+    return domain
 
 
 def grouped(dataset: Dataset, groups: Mapping[str, Sequence[str]]) -> Dataset:
@@ -139,7 +142,6 @@ def colored(
     test_flip: float = 0.9,
     label_noise: float = 0.25,
     binarise: bool = True,
-    shares: Sequence[float] | None = None,
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
@@ -159,21 +161,17 @@ def colored(
       label_noise: the probability that the label is not the class of the image. It is drawn for
         each example, also for each copy of one original.
       binarise: whether every pixel that is not 0 becomes white, as for MNIST in IRM Games.
-      shares: the relative sizes of the training environments, as in `rotated`; by default all are
-        equal.
       test_fraction: the part of the examples that the test environment holds, drawn at random, if
         the data set has no test split.
       seed: the seed of all draws.
 
     Returns:
       The data set with x a `Colored`, which `paint` renders with one channel for each class. Its
-      domains have the flip probabilities as names, such as "0.2"; the last one is the test
-      environment, and there is no test split.
+      domains have the flip probabilities as names, such as "0.2", and so these must differ; the
+      last one is the test environment, and there is no test split.
     """
     check_grey(dataset)
-    drawn, color = _environments(
-        dataset, flips, test_flip, label_noise, shares, test_fraction, seed
-    )
+    drawn, color = _environments(dataset, flips, test_flip, label_noise, test_fraction, seed)
     image = (dataset.x > 0) * np.uint8(_WHITE) if binarise else dataset.x
     return drawn._replace(
         x=Colored(image, color), render=partial(paint, num_colors=len(dataset.classes))
@@ -187,7 +185,6 @@ def patched(
     test_flip: float = 0.9,
     label_noise: float = 0.25,
     patch_size: int = 5,
-    shares: Sequence[float] | None = None,
     test_fraction: float = 0.2,
     seed: int,
 ) -> Dataset:
@@ -199,7 +196,7 @@ def patched(
     Args:
       dataset: images, x [M, height, width, channels] uint8, of two classes.
       patch_size: the side of a patch in pixels; the patches of the two corners must not overlap.
-      flips, test_flip, label_noise, shares, test_fraction, seed: as in `colored`.
+      flips, test_flip, label_noise, test_fraction, seed: as in `colored`.
 
     Returns:
       The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
@@ -212,9 +209,7 @@ def patched(
     )
     if len(dataset.classes) != 2:
         raise UsageError("dataset.classes", dataset.classes, "must be two")
-    drawn, corner = _environments(
-        dataset, flips, test_flip, label_noise, shares, test_fraction, seed
-    )
+    drawn, corner = _environments(dataset, flips, test_flip, label_noise, test_fraction, seed)
     return drawn._replace(
         x=Patched(dataset.x, corner), render=partial(cover, patch_size=patch_size)
     )
@@ -262,10 +257,12 @@ def check_grey(dataset: Dataset) -> None:
     )
 
 
-def _domain_names(values: Iterable[float]) -> tuple[str, ...] | None:
-    """Return numbers as names of domains, or None if two names would be equal."""
+def _domain_names(name: str, values: Iterable[float]) -> tuple[str, ...]:
+    """Return numbers as names of domains."""
     names = tuple(f"{value:g}" for value in values)
-    return names if len(set(map(float, names))) == len(names) else None
+    if len(set(map(float, names))) < len(names):
+        raise UsageError(name, names, "must all differ, in six digits")
+    return names
 
 
 def _environments(
@@ -273,25 +270,16 @@ def _environments(
     flips: Sequence[float],
     test_flip: float,
     label_noise: float,
-    shares: Sequence[float] | None,
     test_fraction: float,
     seed: int,
 ) -> tuple[Dataset, np.ndarray]:
     """Deal the examples to environments and draw the labels; return both, and the cue [M]."""
-    domains = _domain_names([*flips, test_flip])
-    if domains is None:
-        raise UsageError(
-            "flips",
-            list(flips),
-            "must all differ, and from {test_flip}, in six digits",
-            test_flip=("test_flip", test_flip),
-        )
-    sizes = np.ones(len(flips)) if shares is None else np.asarray(shares)
+    domains = _domain_names("flips", [*flips, test_flip])
     rng = np.random.default_rng(seed)
     num_examples, num_classes = len(dataset.y), len(dataset.classes)
 
     def in_turn(count: int) -> np.ndarray:
-        ends = np.rint(np.cumsum(sizes) / np.sum(sizes) * count)
+        ends = np.rint(np.arange(1, len(flips) + 1) / len(flips) * count)
         return np.searchsorted(ends, np.arange(count), side="right")
 
     domain = dealt(dataset, len(flips), in_turn, test_fraction, rng)

@@ -36,15 +36,9 @@ def files(path: Path) -> list[tuple[Path, bool]]:
 
 
 def femnist(found: list[tuple[Path, bool]]) -> Dataset:
-    """Read images [M, 28, 28, 1] of 62 classes, and their writers.
+    """Read images [M, 28, 28, 1] of 62 classes, and their writers, from the files of `files`.
 
     Ink is dark on a light ground, as in LEAF.
-
-    Args:
-      found: the files, from `files`.
-
-    Returns:
-      A data set with users.
     """
     x, y, test, users = [], [], [], []
     for file, is_test in found:
@@ -72,8 +66,6 @@ def _read(file: Path) -> dict[str, Any]:
     """Return the record of each user of a file."""
     needed = "must be LEAF's json, with users and user_data of each of them"
     try:
-        if not file.is_file():  # reading a pipe would wait for its writer
-            raise ValueError("it is no file")
         record = json.loads(file.read_bytes())
         return {user: record["user_data"][user] for user in record["users"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

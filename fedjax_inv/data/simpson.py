@@ -3,7 +3,6 @@
 `simpson` turns a `Dataset` of grey images into one with other domains, which `shade` renders.
 """
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -21,8 +20,6 @@ SHADINGS = ("paradox", "random")
 ENDS = ((255, 240, 200), (102, 72, 0))
 
 _WHITE = 255  # the brightest of 8 bits
-# The weights of red, green and blue in the brightness of a colour (ITU-R BT.601).
-_LUMA = np.array([0.299, 0.587, 0.114])
 
 
 class Shaded(NamedTuple):
@@ -32,17 +29,9 @@ class Shaded(NamedTuple):
     step: np.ndarray | Array  # [M] int32
 
 
-def ramp(steps: int, ends: Sequence[Sequence[int]] = ENDS) -> np.ndarray:
-    """Return colours from one to another, evenly spaced.
-
-    Args:
-      steps: S, the number of colours, at least two.
-      ends: the first and the last colour, [2, 3] in 0..255.
-
-    Returns:
-      Colours [S, 3] uint8.
-    """
-    first, last = np.asarray(ends, float)
+def ramp(steps: int) -> np.ndarray:
+    """Return colours from light to dark, evenly spaced between ENDS: [steps, 3] uint8."""
+    first, last = np.asarray(ENDS, float)
     return np.rint(np.linspace(first, last, steps)).astype(np.uint8)
 
 
@@ -113,26 +102,9 @@ def simpson(
 def shade(x: Shaded, colors: np.ndarray) -> Array:
     """Paint strokes on black.
 
-    A pixel of brightness b in 0..255 has b / 255 of the colour.
-
-    Args:
-      x: image [B, height, width, 1] uint8, and step [B] in 0..S-1.
-      colors: [S, 3] uint8.
-
-    Returns:
-      Images [B, height, width, 3] float32 in [0, 1], red, green and blue.
+    A pixel of brightness b in 0..255 has b / 255 of the colour. From image [B, height, width, 1]
+    uint8, step [B] in 0..S-1 and colors [S, 3] uint8 come images [B, height, width, 3] in [0, 1],
+    float32, red, green and blue.
     """
     color = jnp.take(jnp.asarray(colors, jnp.float32), x.step, axis=0, mode="clip") / _WHITE
     return x.image / jnp.float32(_WHITE) * color[..., None, None, :]
-
-
-def check_ramp(colors: np.ndarray) -> None:
-    """Raise UsageError unless colors [S, 3] are ever darker."""
-    is_wrong = np.diff(colors @ _LUMA) >= 0
-    if is_wrong.any():
-        at = int(is_wrong.argmax())
-        raise UsageError(
-            f"colors[{at + 1}]",
-            colors[at + 1].tolist(),
-            f"must be darker than the one before, {colors[at].tolist()}",
-        )

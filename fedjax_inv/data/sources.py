@@ -156,7 +156,9 @@ def _file(
     path: Path, vocabulary: int, length: int, roles: tables.Roles | None, like: Dataset | None
 ) -> Dataset:
     if path.suffix == ".npz":
-        return _npz(path)
+        archive: Any = np.load(path)
+        with archive:
+            return of_arrays(str(path), {key: archive[key] for key in _known(archive)})
     if path.suffix == ".json":
         return leaf.femnist(leaf.files(path))
     if path.suffix == ".csv" and _is_sentiment140(path):
@@ -272,20 +274,10 @@ def _check_features(path: Path) -> None:
 # arrays
 
 
-def _npz(path: Path) -> Dataset:
-    archive: Any = np.load(path)
-    if isinstance(archive, np.ndarray):
-        raise ValueError("must be an .npz file of arrays, is one array")
-    with archive:
-        return of_arrays(str(path), {key: archive[key] for key in _known(archive)})
-
-
 def _npy(folder: Path) -> Dataset:
     paths = {path.stem: path for path in sorted(folder.glob("*.npy"))}
     arrays = {}
     for key in _known(paths):
-        if not paths[key].is_file():  # reading a pipe would wait for its writer
-            raise UsageError(str(paths[key]), ..., "must be a file")
         try:
             arrays[key] = np.load(paths[key], mmap_mode="r" if key == "x" else None)
         except _UNFIT as error:
@@ -392,15 +384,10 @@ def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:
-    found = [
-        (domain.name, label.name, file)
-        for domain in _visible(root)
-        for label in (_visible(domain) if domain.is_dir() else ())
-        for file in (_visible(label) if label.is_dir() else ())
-    ]
-    if not found:
+    files = sorted(root.glob("[!.]*/[!.]*/[!.]*"))
+    if not files:
         raise ValueError("must hold images in folders domain/class/, there are none")
-    domains, labels, files = zip(*found, strict=True)
+    labels, domains = ([file.parents[above].name for file in files] for above in (0, 1))
     if image_size is not None:
         platforms.check_memory("image_size", image_size, 3 * len(files) * image_size**2)
     size = None if image_size is None else (image_size, image_size)
@@ -425,31 +412,16 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))
 
 
-def _visible(folder: Path) -> list[Path]:
-    """Return what lies in a folder, in the order of names, without hidden files."""
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-
-
 def image_of(
     file: Path, size: tuple[int, int] | None = None, mode: str | None = None
 ) -> np.ndarray:
-    """Decode a file of an image, turned as its EXIF data say.
+    """Decode a file of an image, turned as its EXIF data say: [height, width, 3 or 1] uint8.
 
-    Args:
-      file: its path.
-      size: (width, height) to which it is resized; by default it stays as it is.
-      mode: "RGB" or "L", grey; by default "RGB" unless the image is grey.
-
-    Returns:
-      [height, width, 3 or 1] uint8.
-
-    Raises:
-      UsageError: if the file is no image of 8 bits a channel that can be decoded.
+    `size` is the (width, height) to which it is resized, if any; `mode` is "RGB" or "L", grey, and
+    by default "RGB" unless the image is grey.
     """
     from PIL import Image, ImageOps
 
-    if not file.is_file():  # opening a pipe would wait for its writer
-        raise UsageError(str(file), ..., "must be an image that can be decoded, is no file")
     try:
         with warnings.catch_warnings():
             # Pillow warns of large images and refuses larger ones; the large ones are allowed here.

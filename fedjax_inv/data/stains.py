@@ -51,15 +51,7 @@ def rule(y: np.ndarray, colors: int, shift: int | np.ndarray = 0) -> tuple[np.nd
     """Return the colours of strokes and grounds for labels, out of the first `colors` ones.
 
     Label y has strokes of colour y + shift and a ground of colour y + shift + colors // 2, both
-    modulo colors.
-
-    Args:
-      y: [M] labels.
-      colors: the number of colours.
-      shift: an integer for all labels, or one for each, [M].
-
-    Returns:
-      (strokes [M], grounds [M]).
+    modulo colors. y are labels [M], and shift is an integer for all of them or one for each [M].
     """
     stroke = (y + shift) % colors
     return stroke, (stroke + colors // 2) % colors
@@ -91,12 +83,7 @@ def combinations(
     """
     _check(dataset, stain, colors)
     every, original = originals(dataset)
-    count = len(every)
-    if count < colors:
-        raise UsageError("colors", colors, f"must be at most {count}, one for each example")
-    dealt = np.empty(count, np.int32)
-    dealt[np.random.default_rng(seed).permutation(count)] = np.arange(count) % colors
-    domain = dealt[original]
+    domain = environments.in_turns(len(every), np.ones(colors), seed)[original]
     stroke, ground = rule(dataset.y, colors, domain)
     return dataset._replace(
         x=_stained(dataset.x, stain, stroke, ground),
@@ -178,13 +165,7 @@ def tint(x: Stained) -> Array:
     """Colour strokes and grounds.
 
     A pixel of brightness b in 0..255 has b / 255 of the stroke's colour and the rest of the
-    ground's.
-
-    Args:
-      x: image [B, height, width, 1] uint8; stroke and ground [B], indices into COLORS or UNSTAINED.
-
-    Returns:
-      Images [B, height, width, 3] float32 in [0, 1], red, green and blue.
+    ground's. The images are [B, height, width, 3] in [0, 1], float32, red, green and blue.
     """
 
     def of(table: np.ndarray, index: np.ndarray | Array) -> Array:
@@ -199,10 +180,8 @@ def tint(x: Stained) -> Array:
 def _check(dataset: Dataset, stain: str, colors: int) -> None:
     environments.check_grey(dataset)
     checks.one_of("stain", stain, STAINS)
-    num_classes = len(dataset.classes)
-    most = min(len(COLORS), num_classes)
-    meaning = f": there are {len(COLORS)} colours, and {num_classes} classes"
-    checks.integer("colors", colors, 2, most, meaning)
+    most = min(len(COLORS), len(dataset.classes))
+    checks.integer("colors", colors, 2, most, ", the colours or the classes")
 
 
 def _stained(image: np.ndarray, stain: str, stroke: np.ndarray, ground: np.ndarray) -> Stained:
@@ -234,8 +213,7 @@ def _dealt(
     def domains_of(count: int) -> np.ndarray:
         used = count
         if domain_size is not None:
-            what = "examples" if dataset.original is None else "originals"
-            most = f", as {count} {what} are shared by {num_domains} training domains"
+            most = f", as {count} examples are shared by {num_domains} training domains"
             checks.integer("domain_size", domain_size, 1, count // num_domains, most)
             used = num_domains * domain_size
         domains = np.full(count, -1)

@@ -124,8 +124,7 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
 
 
 def _checked(roles: Roles) -> Roles:
-    """Return the roles, of which one that another column has by default is dropped.
-    """
+    """Return the roles, of which one that another column has by default is dropped."""
     checks.one_of("roles.task", roles.task, ("auto", *TASKS))
     if not roles.target or isinstance(roles.target, str):
         raise UsageError("roles.target", roles.target, "must be names of columns")

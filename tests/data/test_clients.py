@@ -117,18 +117,6 @@ def test_clients_are_not_the_environments_that_were_drawn_with_their_seed() -> N
         assert shares.max() < 0.7  # the larger domain has a half
 
 
-def test_frames_have_rows_and_columns_in_one_order() -> None:
-    x = pd.DataFrame(X, columns=list("abc"))
-    y = pd.Series(Y, index=range(47, -1, -1))
-    with pytest.raises(UsageError, match="clients"):
-        clients.of_arrays([(x[:20], Y[:20]), (x, y)])
-    with pytest.raises(UsageError, match="test"):
-        clients.splits_of_arrays(X, Y, PARTS, test=(x, y), validation=0.0, seeds=[0])
-    with pytest.raises(UsageError, match="clients"):
-        clients.of_arrays([(x, Y), (x[["a", "c", "b"]], Y)])
-    assert clients.columns_of([(X, Y), (x, Y)]) == ["a", "b", "c"]
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -147,6 +135,8 @@ def test_wrong_clients(data: Any) -> None:
 
 
 def test_wrong_numbers() -> None:
+    with pytest.raises(UsageError, match="x"):
+        clients.by_client(pd.DataFrame(X[:40]), Y[:40], CLIENT)
     for name, pair in {"x": (X * np.nan, Y), "y": (X, Y.astype(str))}.items():
         with pytest.raises(UsageError, match=name):
             clients.of_arrays([pair])

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pandas as pd
 import pytest
 
 import slow
@@ -305,18 +304,6 @@ def test_a_data_set_brings_its_clients_its_test_and_its_images() -> None:
     assert np.asarray(inputs.valid.size).any()
 
 
-def test_columns_of_frames_have_one_order() -> None:
-    x = pd.DataFrame(X.astype(np.float32), columns=["a", "b", "c"])
-    other = x[["a", "c", "b"]]
-    train = functools.partial(fit, fedavg.fedavg, MODEL, [(x, Y)], **FLAT)
-    with pytest.raises(UsageError, match="test"):
-        train(test=(other, Y))
-    found = train()
-    with pytest.raises(UsageError, match="x"):
-        found.predict(other)
-    np.testing.assert_array_equal(found.predict(x), found.predict(X))
-
-
 @pytest.mark.slow
 def test_a_network_may_have_several_outputs() -> None:
     model = models.from_function(
@@ -415,7 +402,7 @@ WRONG: dict[str, list[Any]] = {
         {"weighting": [1.0, 2.0]},
         {"penalty": [1.0]},
     ],
-    "validation": [1, "a"],
+    "validation": [1.5, "a"],
     "learning_rate_schedule": [0.5],
     "evaluations": [2, Evaluations(nonfinite="no")],
     "schedule": [
