@@ -216,9 +216,6 @@ def test_a_random_part_is_the_test_environment_where_there_is_no_test_split():
         environments.colored(before, test_fraction=0.3, seed=seed).domain for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(np.bincount(first), [350, 350, 300])
-    shares = dict(flips=(0.3, 0.2, 0.1), shares=(3, 1, 5))
-    shared = environments.colored(before, **shares, test_fraction=0.1, seed=0)
-    np.testing.assert_array_equal(np.bincount(shared.domain), [300, 100, 500, 100])
     np.testing.assert_array_equal(first, again)
     for environment in range(3):  # drawn, not cut: mean row of n of 1000
         rows = np.flatnonzero(first == environment)
