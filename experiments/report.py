@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import pandas as pd
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.federation import parts_of
 
 from . import data_figures, figures, finished, predictions, selection, tables
 from .assemble import Assembled
 from .config import Config
+from .metrics import ACCURACY
 from .running import files, log, provenance
 from .running import folder as folders
 from .running.launch import FinishedCell
@@ -50,7 +53,9 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
         more = _metrics(assembled, folder, cells)
     else:
         files.remove(folder / "metrics.csv")
-    text = tables.write(folder, results, title=title, paper=paper, rule=rule, more=more)
+    options: dict[str, Any] = {"title": title, "paper": paper, "rule": rule}
+    constants = _constants(assembled, cells)
+    text = tables.write(folder, results, more=more, constants=constants, **options)
     write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in cells])
     if cells[0].folder != folder:  # a cell in the run folder has written its result already
         files.write_json(folder / "result.json", Sweep(title, [cell.result for cell in cells]))
@@ -60,6 +65,21 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     if others := _others(folder, cells):
         where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
     return f"\n{title}\n\n{text}\n\n{selection.explained(rule)}\n{where}"
+
+
+def _constants(assembled: Assembled, cells: Sequence[FinishedCell]) -> tables.Constants | None:
+    """The accuracies of answers that are always the same, for the seeds whose splits are known."""
+    if assembled.task.measure != ACCURACY or assembled.dataset.task != "classes":
+        return None
+    y, found = np.asarray(assembled.data.y), {}
+    for cell in cells:
+        of_seed = found.setdefault(selection.held_out_of(cell.result), {})
+        for seed, split in assembled.splits[cell.result.cell.held_out].items():
+            of_both = (np.concatenate(parts_of(each)) for each in (split.train, split.test))
+            train, test = (np.bincount(y[rows], minlength=y.max() + 1) for rows in of_both)
+            parts = test / test.sum()
+            of_seed[seed] = float(parts[train.argmax()]), parts[test > 0].tolist()
+    return found
 
 
 def _others(folder: Path, cells: Sequence[FinishedCell]) -> list[str]:

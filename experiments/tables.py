@@ -26,6 +26,14 @@ _WRITTEN = {
     # ±: older versions of LaTeX lack it
     "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
 }
+# Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of the
+# training, and that of always answering each class)
+Constants: TypeAlias = Mapping[str, Mapping[int, tuple[float, Sequence[float]]]]
+_CONSTANT, _ONE = "most frequent class", " (one class)"
+_ABOUT_ONE = (
+    "One class: with each seed the accuracy is the part of a class in the test, as that of a "
+    "network that always predicts this class."
+)
 
 
 def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
@@ -213,6 +221,7 @@ def main_table(
     paper: Mapping[str, str],
     diverged: Mapping[str, str] | None = None,
     measure: Measure = ACCURACY,
+    constants: Constants | None = None,
 ) -> pd.DataFrame:
     """The test scores at the selected evaluations, a row per algorithm.
 
@@ -223,12 +232,20 @@ def main_table(
     rows: of `selected`.
     paper: algorithm -> its number in a paper.
     diverged: label -> how many of its runs diverged; without it there is no such column.
+    constants: adds a row, and marks methods that are as good as an answer that is always the same.
     """
     labels, num_domains = rows["algorithm"].unique(), rows["held out"].nunique()
     *columns, last = [(each.heading, _marked(each)) for each in scores(rows, measure)]
     of_domains = dict(columns[:num_domains])
     for cell in rows.dropna(subset="why").to_dict("records"):
         of_domains[cell["held out"]][cell["algorithm"]] = cell["why"]
+    for name, of_seed in (constants or {}).items():
+        for label, tests in _by_domain(rows, "test")[name].groupby("algorithm"):
+            pairs = [(of_seed[at][1], test) for (_, at), test in tests.items() if at in of_seed]
+            if pairs and all(np.isclose(test, parts, atol=1e-6).any() for parts, test in pairs):
+                of_domains[name][label] += _ONE
+        of_domains[name][_CONSTANT] = text_of(measure)([one for one, _ in of_seed.values()])
+    labels = [*labels, _CONSTANT] if constants else labels
     if num_domains == 1:
         del columns[1]  # the worst of all domains stands in the table by domain
     rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
@@ -392,12 +409,14 @@ def write(
     paper: Mapping[str, str],
     rule: str = "validation",
     more: Sequence[Part] = (),
+    constants: Constants | None = None,
 ) -> str:
     """Writes the tables, and returns those that compare methods and a text about diverged runs.
 
     The files are table.md and grid.md, both also as .tex, and differences.csv.
 
     results: (label, result) of each cell. rule: the rule of selection. more: further parts.
+    constants: as for `main_table`.
     """
     results = list(results)
     measure, diverged = results[0][1].score, _diverged(results)
@@ -416,7 +435,9 @@ def write(
     rows = selected(results, rule)
     found = comparison.differences(scores(selected(results, rule, surviving=True), measure))
     write_differences(folder / "differences.csv", found)
-    parts = [main_table(rows, paper, counts, measure)]
+    main = main_table(rows, paper, counts, measure, constants)
+    has_one = main.map(lambda cell: _ONE in cell).to_numpy().any()
+    parts: list[Part] = [main, _ABOUT_ONE] if has_one else [main]
     parts += comparison.comparing(scores(rows, measure), found, measure)
     if len({one.label for one in ones}) > 1:
         parts.append(winners_table(ones))

@@ -236,6 +236,17 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
     assert rows_of(text)[0][1][3:5] == ["**0.45 ± 0.1**", "**0.5 ± 0.1**"]
 
 
+def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
+    accuracies = {"fedavg": [0.5, 0.6, 0.7], "fedprox": [0.5, 0.6, 0.8]}
+    results = [(name, finished(name, {0.1: of}, "0")) for name, of in accuracies.items()]
+    constants = {run["seed"]: run["last"]["test_score"] for run in results[0][1].runs}
+    constants = {"0": {seed: (0.25, (0.3, of)) for seed, of in constants.items()}}
+    text = tables.write(tmp_path, results, title="", paper={}, constants=constants)
+    _, one, other, always = rows_of(text)[0]
+    assert [row[1].endswith("(one class)") for row in (one, other)] == [True, False]
+    assert always[1] == "25.0 ± 0.0"
+
+
 def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = {name: finished(name, rates, "45_%") for name, rates in GRID.items()}
     monkeypatch.setattr(report.log, "read", lambda folder, done: log_of(GRID[folder.name], "45_%"))
