@@ -248,16 +248,16 @@ _SMALL_DRAW = 2**23  # bytes
 
 def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
     """The data set with a draw of its environments."""
-    source = data_flags.Source(config.dataset, config.test_fraction, draw, config.clients)
     if config.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
-        return data_flags.domains(config, loaded, source)
-    return _kept_domains(config.only(DATA + ENVIRONMENT), source)
+        return data_flags.domains(config, loaded, draw)
+    chosen = config.only((*DATA, *ENVIRONMENT, "test_fraction", "clients"))
+    return _kept_domains(chosen, draw)
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_domains(chosen: Config, source: data_flags.Source) -> Dataset:
+def _kept_domains(chosen: Config, draw: int) -> Dataset:
     """The last draws of small data sets, which the next rows of a study use again."""
-    return data_flags.domains(chosen, data_flags.load(chosen), source)
+    return data_flags.domains(chosen, data_flags.load(chosen), draw)
 
 
 def _on_host(data: Examples) -> Examples:

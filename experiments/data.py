@@ -1,8 +1,9 @@
 """The data of a configuration: the data set, its domains, and the examples of each client."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def is_table(dataset: str) -> bool:
 
 
 def load(config: Config, like: Dataset | None = None) -> Dataset:
-    """The data set, before environments. Raises UsageError if it cannot be read.
+    """The data set, before environments.
 
     like: the data set of a run; if both are tables, the new one must have its columns.
     """
@@ -80,7 +81,11 @@ def load(config: Config, like: Dataset | None = None) -> Dataset:
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={config.dataset}", names) from None
     _check_names(config.dataset, loaded)
-    return _strided(_drawn(loaded, config.max_examples), config.stride)
+    count = config.max_examples
+    if 0 < count < len(loaded.y):
+        rows = np.random.default_rng(0).choice(len(loaded.y), count, replace=False)
+        loaded = loaded.take(np.sort(rows))
+    return _strided(loaded, config.stride)
 
 
 def _check_names(dataset: str, loaded: Dataset) -> None:
@@ -94,14 +99,6 @@ def _check_names(dataset: str, loaded: Dataset) -> None:
         if name in _TAKEN or len(name.encode()) > _LONGEST_NAME:
             text = f"has the domain {name[:20]!r}; must have another name for it"
             raise flag_error("dataset", dataset, text)
-
-
-def _drawn(loaded: Dataset, count: int) -> Dataset:
-    """The data set with `count` of its examples, in their order; 0 for all."""
-    if not 0 < count < len(loaded.y):
-        return loaded
-    rows = np.sort(np.random.default_rng(0).choice(len(loaded.y), count, replace=False))
-    return loaded.take(rows)
 
 
 def _strided(loaded: Dataset, stride: int) -> Dataset:
@@ -130,15 +127,6 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     return list(names)
 
 
-class Source(NamedTuple):
-    """The facts that an environment uses besides its own flags."""
-
-    dataset: str  # the name of the data set
-    test_fraction: float  # the part that is drawn for the test if the data have no test split
-    seed: int  # for all random draws
-    clients: int = 0  # the value of --clients; 0: as many as domains
-
-
 def draw_seed(config: Config, seed: int) -> int:
     """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not config.is_drawn:
@@ -146,58 +134,45 @@ def draw_seed(config: Config, seed: int) -> int:
     return seed if config.data_seed == "each" else int(config.data_seed)
 
 
-def domains(config: Config, loaded: Dataset, source: Source) -> Dataset:
-    """The data set with its environments. Raises UsageError if they do not fit the data."""
+def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
+    """The data set with its environments, drawn by `draw_seed`."""
     try:
-        return _ENVIRONMENTS[config.environment_name](loaded, source, config)
+        return _ENVIRONMENTS[config.environment_name](loaded, seed, config)
     except UsageError as error:
         raise in_flags(error, f"--environment={config.environment_name}", {}) from None
 
 
-def _rotated(data: Dataset, source: Source, config: Config) -> Dataset:
+def _rotated(data: Dataset, seed: int, config: Config) -> Dataset:
     odd, angles = config.odd_angles, config.angles
     if not odd:
-        return environments.rotated(data, angles, source.seed)
+        return environments.rotated(data, angles, seed)
     rest = 1 - len(odd) * _ODD_SHARE
     if rest <= 0 or _ODD_SHARE * len(data.y) < 1:
         raise flag_error("odd_angles", odd, "leave no image to a domain; must be fewer")
     shares = [*(_ODD_SHARE for _ in odd), *(rest / len(angles) for _ in angles)]
-    return environments.rotated(data, (*odd, *angles), source.seed, shares)
+    return environments.rotated(data, (*odd, *angles), seed, shares)
 
 
-def _colored(data: Dataset, source: Source, config: Config) -> Dataset:
-    classes = _classes(data, source, config)
-    return environments.colored(classes, binarise=config.binarise, **_flipped(source, config))
-
-
-def _patched(data: Dataset, source: Source, config: Config) -> Dataset:
-    classes = _classes(data, source, config)
-    return environments.patched(classes, patch_size=_PATCH, **_flipped(source, config))
-
-
-def _classes(data: Dataset, source: Source, config: Config) -> Dataset:
-    """The data with --num_classes classes: FL Games' groups for two, else bins of neighbours."""
-    groups = environments.GROUPS.get(source.dataset) if config.num_classes == 2 else None
+def _spurious(data: Dataset, seed: int, config: Config, *, patched: bool) -> Dataset:
+    """A colour or a patch that misleads in the test; FL Games' groups are its two classes."""
+    groups = environments.GROUPS.get(config.dataset) if config.num_classes == 2 else None
     if groups:
-        return environments.grouped(data, groups)
-    return environments.binned(data, config.num_classes)
-
-
-def _flipped(source: Source, config: Config) -> dict[str, Any]:
-    return {
+        classes = environments.grouped(data, groups)
+    else:
+        classes = environments.binned(data, config.num_classes)
+    how: dict[str, Any] = {
         "flips": config.flips,
         "test_flip": config.test_flip,
         "label_noise": config.label_noise,
-        "test_fraction": source.test_fraction,
-        "seed": source.seed,
+        "test_fraction": config.test_fraction,
+        "seed": seed,
     }
+    if patched:
+        return environments.patched(classes, patch_size=_PATCH, **how)
+    return environments.colored(classes, binarise=config.binarise, **how)
 
 
-def _combinations(data: Dataset, source: Source, config: Config) -> Dataset:
-    return stains.combinations(data, stain=config.stain, seed=source.seed)
-
-
-def _stained(data: Dataset, source: Source, config: Config) -> Dataset:
+def _stained(data: Dataset, seed: int, config: Config) -> Dataset:
     count, most = config.training_domains, len(data.y) - 1
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
@@ -205,34 +180,35 @@ def _stained(data: Dataset, source: Source, config: Config) -> Dataset:
         stain=config.stain,
         agreements=np.linspace(*_AGREEMENTS, count).tolist(),
         domain_size=config.domain_size or None,
-        test_fraction=source.test_fraction,
-        seed=source.seed,
+        test_fraction=config.test_fraction,
+        seed=seed,
     )
 
 
-def _simpson(data: Dataset, source: Source, config: Config) -> Dataset:
+def _simpson(data: Dataset, seed: int, config: Config) -> Dataset:
     """FedCFA's Fig. 4 is --environment=simpson --held_out=test."""
-    checks.integer(
-        "clients", source.clients, 0, len(data.y) - 1, ", the number of examples but one"
-    )
+    count, most = config.clients, len(data.y) - 1
+    checks.integer("clients", count, 0, most, ", the number of examples but one")
     return simpson.simpson(
         data,
-        colors=simpson.ramp((source.clients or 5) + 1),
+        colors=simpson.ramp((count or 5) + 1),
         shading=config.shading,
         share=config.paradox,
-        test_fraction=source.test_fraction,
-        seed=source.seed,
+        test_fraction=config.test_fraction,
+        seed=seed,
     )
 
 
-_ENVIRONMENTS: dict[str, Callable[[Dataset, Source, Config], Dataset]] = {
+_ENVIRONMENTS: dict[str, Callable[[Dataset, int, Config], Dataset]] = {
     "rotated": _rotated,
-    "colored": _colored,
-    "patched": _patched,
-    "combinations": _combinations,
+    "colored": partial(_spurious, patched=False),
+    "patched": partial(_spurious, patched=True),
+    "combinations": lambda data, seed, config: stains.combinations(
+        data, stain=config.stain, seed=seed
+    ),
     "stained": _stained,
     "simpson": _simpson,
-    "none": lambda data, source, config: data,
+    "none": lambda data, seed, config: data,
 }
 
 
@@ -261,8 +237,6 @@ def split(
 
     dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
     held_out: the domain for the test; None for the test split.
-
-    Raises UsageError if the partition does not fit the data.
     """
     number = num_clients(config, dataset, held_out)
     is_by_user = config.partition == "user" and not config.clients
@@ -290,11 +264,8 @@ def split(
         where = f"--partition={config.partition}"
         if config.imbalance != 1:
             where += f" --imbalance={shown(config.imbalance)}"
-        names = {
-            "num_clients": "clients",
-            "name": "partition",
-            "shards_per_client": "classes_per_client",
-        }
+        names = {"num_clients": "clients", "name": "partition"}
+        names["shards_per_client"] = "classes_per_client"
         raise in_flags(error, where, names) from None
     if is_by_user:  # a client without examples makes no group of domains of its own
         is_empty = np.asarray(found.train.size) == 0
@@ -320,10 +291,7 @@ def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:
 def with_wrong_labels(
     config: Config, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
 ) -> Mislabelled:
-    """The splits with wrong labels at some clients. seeds: of the splits.
-
-    Raises UsageError if the targets are no classes, or the flags mean no client.
-    """
+    """The splits with wrong labels at some clients. seeds: of the splits."""
     if dataset.task != "classes":
         text = f"needs data with classes, these have {dataset.task}"
         raise flag_error("wrong_labels", config.wrong_labels, text)

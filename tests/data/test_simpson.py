@@ -12,7 +12,6 @@ from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
 from fedjax_inv_experiments import assemble, config
 from fedjax_inv_experiments import data as data_flags
-from fedjax_inv_experiments.data import Source
 
 
 def made(dataset: Dataset | None = None, clients: int = 3, **changes: Any) -> Dataset:
@@ -132,8 +131,7 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
 
 def drawn(**values: Any) -> Dataset:
     chosen = config.of(dataset="digits", environment="simpson", **values)
-    source = Source("digits", chosen.test_fraction, 0, chosen.clients)
-    return data_flags.domains(chosen, sources.load("digits"), source)
+    return data_flags.domains(chosen, sources.load("digits"), 0)
 
 
 def test_the_flags_reach_the_data() -> None:
