@@ -16,6 +16,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
 from . import figures
+from .assemble import Assembled
 
 # The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
@@ -33,11 +34,6 @@ _BINS = 30
 _PANEL = (2.5, 1.9)  # inches
 _SKEWED = 50  # the ratio of the largest values to the median from which an axis is logarithmic
 _TAIL = 0.005  # the part of the values at either end that may lie in the outer bins
-
-
-def title_of(data: str, held_out: str | None, seed: int) -> str:
-    """The title of a figure of a data set. held_out: None for its test split."""
-    return f"{data}, held out: {held_out or 'test split'}, seed {seed}"
 
 
 class Holders(NamedTuple):
@@ -61,6 +57,18 @@ def holders_of(split: Split, is_wrong: np.ndarray) -> Holders:
     names.append("test split" if domain < 0 else f"held out: {split.domains[domain]}")
     sizes = [(len(t), len(v), 0) for t, v in zip(train, valid, strict=True)]
     return Holders(names, [*rows, test], [*sizes, (0, 0, len(test))])
+
+
+def shown(assembled: Assembled, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:
+    """(data of the first seed, their holders, which rows have wrong labels, a title), for `paint`.
+
+    held_out: None for the test split.
+    """
+    seed = assembled.config.seeds[0]
+    dataset, split = assembled.as_seen(held_out, seed)
+    is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
+    title = f"{assembled.config.title}, held out: {held_out or 'test split'}, seed {seed}"
+    return dataset, holders_of(split, is_wrong), is_wrong, title
 
 
 def cues(dataset: Dataset) -> dict[str, np.ndarray]:

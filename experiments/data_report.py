@@ -67,8 +67,6 @@ def show(config: Config, picture: str, images: int) -> str:
     """Draws the picture, and returns the table and the path of the picture.
 
     picture: its path. images: how many of each domain.
-
-    Raises UsageError for flags that do not fit the data.
     """
     out = check_picture("out", picture)
     assembled = assemble.assemble(config, config.seeds[:1], launch.start_of(config))
@@ -76,15 +74,11 @@ def show(config: Config, picture: str, images: int) -> str:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.held_out}", ..., text)
     (held_out,) = assembled.splits
-    dataset, split = assembled.as_seen(held_out, config.seeds[0])
-    is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
-    holders = data_figures.holders_of(split, is_wrong)
+    dataset, holders, is_wrong, title = shown = data_figures.shown(assembled, held_out)
     counted = is_wrong if config.wrong_labels else None
-    title = data_figures.title_of(config.title, held_out, config.seeds[0])
     text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n{features(dataset)}"
     if warning := assembled.scale_warning():
         text += f"Warning: --dataset={config.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure = data_figures.paint(dataset, holders, is_wrong, title, images)
-    figures.save(figure, out, dpi=130)
+    figures.save(data_figures.paint(*shown, images), out, dpi=130)
     return f"{text}Picture: {out}."

@@ -73,16 +73,23 @@ def whole_numbers(axis: Axes) -> None:
 
 
 def panels(
-    count: int, size: tuple[float, float], *, x_label: str = "", y_label: str = "", columns: int = 3
+    count: int,
+    size: tuple[float, float],
+    *,
+    x_label: str = "",
+    y_label: str = "",
+    columns: int = 3,
+    share: bool = True,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels with common axes. size: width and height of a panel, in inches.
+    """A figure of `count` panels. size: width and height of a panel, in inches.
 
     Each column of panels has the label of the x axis, and each line of panels that of the y axis.
+    share: whether the panels have common axes.
     """
     columns = min(columns, count)
     lines = -(-count // columns)
     figure = new(size[0] * columns + 0.6, size[1] * lines)
-    axes = list(figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flat)
+    axes = list(figure.subplots(lines, columns, squeeze=False, sharex=share, sharey=share).flat)
     for unused in axes[count:]:
         unused.remove()
     axes = axes[:count]
@@ -283,7 +290,7 @@ def _curves(drawn: Drawn, title: str) -> Figure:
         for name, more in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             scores = [[line[f"{name}_score"] for line in of_run] for of_run in of_runs]
             shade = min(0.15, 0.5 / len(labels)) * (name == "test")
-            _draw_mean(axis, rounds, one.measure.factor * np.array(scores), shade, **how, **more)
+            draw_mean(axis, rounds, one.measure.factor * np.array(scores), shade, **how, **more)
         whole_numbers(axis)
     _spread_out(list(axes.values()), drawn[0][0].measure)
     kinds = f"held out: {over_seeds(len(drawn[0][0].runs))}; thin: validation"
@@ -292,7 +299,7 @@ def _curves(drawn: Drawn, title: str) -> Figure:
     return figure
 
 
-def _draw_mean(axis: Axes, x: Any, values: np.ndarray, shade: float, **how: Any) -> None:
+def draw_mean(axis: Axes, x: Any, values: np.ndarray, shade: float, **how: Any) -> None:
     """Draws the mean of values [seeds, points] and a band of their standard deviation."""
     mean, std = values.mean(0), values.std(0, ddof=len(values) > 1)
     axis.plot(x, mean, **how)
@@ -379,4 +386,4 @@ def draw_quantiles(axis: Axes, values: np.ndarray, number: int, count: int) -> N
     """Draws the quantiles of the parts, as a mean over seeds with a band; as `draw_dots`."""
     quantiles = np.nanquantile(values, np.linspace(0, 1, 101), axis=1).T
     how = style(number) | {"markevery": spaced(101, 3 * number)}
-    _draw_mean(axis, np.arange(101), quantiles, 0.08, **how)
+    draw_mean(axis, np.arange(101), quantiles, 0.08, **how)

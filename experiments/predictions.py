@@ -79,10 +79,7 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
-    """The parts of other data, one for each domain.
-
-    Raises UsageError for inputs of another shape, and for classes that the run does not know.
-    """
+    """The parts of other data, one for each domain."""
     if old.words or new.words:
         raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
     if new.render is not None:
@@ -128,18 +125,18 @@ def predictor(algorithm: Algorithm, server: Tree) -> Callable[[Tree, Tree], np.n
     outputs = jax.jit(algorithm.predict)
 
     def predict(own: Tree, x: Tree) -> np.ndarray:
-        batches = _batches(len(jax.tree.leaves(x)[0]))
-        parts = [outputs(server, own, jax.tree.map(lambda a, b=b: a[b], x)) for b in batches]
-        found = np.concatenate(parts)[: len(jax.tree.leaves(x)[0])]
+        size = len(jax.tree.leaves(x)[0])
+        parts = [outputs(server, own, jax.tree.map(lambda a, b=b: a[b], x)) for b in batches(size)]
+        found = np.concatenate(parts)[:size]
         # A network of one's own may return [M] for a single value.
         return found[:, None] if found.ndim == 1 else found
 
     return predict
 
 
-def _batches(size: int) -> np.ndarray:
+def batches(size: int, batch: int = _BATCH) -> np.ndarray:
     """The rows of batches of one size, as each size would be compiled anew; the last is filled."""
-    return np.resize(np.arange(size), -(-size // _BATCH) * _BATCH).reshape(-1, _BATCH)
+    return np.resize(np.arange(size), -(-size // batch) * batch).reshape(-1, batch)
 
 
 def predicted(
@@ -190,7 +187,7 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
     of_batch = jax.jit(jax.vmap(of_one))
 
     def scores(outputs: np.ndarray, y: np.ndarray) -> pd.DataFrame:
-        each = [np.stack(of_batch(outputs[some], y[some])) for some in _batches(len(y))]
+        each = [np.stack(of_batch(outputs[some], y[some])) for some in batches(len(y))]
         both = np.concatenate(each, 1)[:, : len(y)].astype(np.float64)
         return pd.DataFrame({"score": both[0], "loss": both[1]})
 

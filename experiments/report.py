@@ -25,21 +25,11 @@ from .tables import Part
 
 def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes tables and figures, and returns the text to print. cells: in order."""
-    draw(assembled, folder, cells)
-    return write_table(assembled, folder, cells)
-
-
-def draw(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> None:
-    """Writes the figures."""
     config = assembled.config
-    held_out, seed = assembled.cells[0].held_out, config.seeds[0]
-    dataset, split = assembled.as_seen(held_out, seed)
-    is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
-    holders = data_figures.holders_of(split, is_wrong)
-    title = data_figures.title_of(config.title, held_out, seed)
-    shown = dataset, holders, is_wrong, title
-    figures.draw(folder / "partition.png", data_figures.paint, *shown, key=(title, config))
+    shown = data_figures.shown(assembled, assembled.cells[0].held_out)
+    figures.draw(folder / "partition.png", data_figures.paint, *shown, key=(shown[-1], config))
     figures.write(folder, cells, title=_title(config), rule=config.select)
+    return write_table(assembled, folder, cells)
 
 
 def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:

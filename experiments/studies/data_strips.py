@@ -1,12 +1,11 @@
 """A figure of kinds of shift: what clients and the test see, and the methods' accuracies below."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from fedjax_inv.data import federation
 
@@ -14,9 +13,6 @@ from .. import assemble, figures
 from ..config import Config
 from ..data_figures import rendered, to_rgb
 from ..studies import drawings
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _IMAGES = 8  # of a line
 # Colours that most colour-blind people tell apart (Okabe and Ito), for cues and for methods.
@@ -59,10 +55,8 @@ def draw(path: Path, panels: Sequence[Panel], methods: Sequence[str]) -> str:
     """
     if not panels:
         return drawings.NOTHING
-    strips, bars = (
-        3 * max(len(panel.strip) for panel in panels) / _IMAGES,
-        0.36 * len(methods) + 0.3,
-    )
+    strips = 3 * max(len(panel.strip) for panel in panels) / _IMAGES
+    bars = 0.36 * len(methods) + 0.3
     figure = figures.new(3 * len(panels) + 1, strips + bars + 0.8)
     grid = figure.subplots(2, len(panels), squeeze=False, height_ratios=(strips, bars))
     for panel, (above, below) in zip(panels, grid.T, strict=True):

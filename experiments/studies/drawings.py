@@ -3,19 +3,15 @@
 Each function writes a picture and returns the line to print about it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from .. import figures
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NOTHING = "No figure: nothing was selected in any row."
 
@@ -66,31 +62,23 @@ def lines(
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     if not labels:
         return NOTHING
-    columns = min(columns, len(panels))
-    height = -(-len(panels) // columns)
-    figure = figures.new(size[0] * columns + 0.6, size[1] * height)
-    every = list(figure.subplots(height, columns, squeeze=False).flat)
-    for unused in every[len(panels) :]:
-        unused.remove()
-    for axis, panel in zip(every, panels, strict=False):
+    figure, axes = figures.panels(len(panels), size, columns=columns, share=False)
+    for axis, panel in zip(axes, panels, strict=True):
         for label, line in panel.lines.items():
             _draw_line(axis, line, label, labels.index(label), by_seed)
         _set_up(axis, panel, size[0])
         if percent:
             axis.set_ylim(0, 100)
     num_seeds = max(len(line.y) for panel in panels for line in panel.lines.values())
-    figures.entitle(figure, title if by_seed else f"{title}\n{figures.over_seeds(num_seeds)}")
-    figures.legend_of(figure, every[: len(panels)])
-    return _saved(figure, path)
+    figures.legend_of(figure, axes)
+    return saved(figure, path, title if by_seed else f"{title}\n{figures.over_seeds(num_seeds)}")
 
 
 def _draw_line(axis: Axes, line: Line, label: str, index: int, by_seed: bool) -> None:
     y = np.asarray(line.y)
     style = figures.style(index) | {"markevery": figures.spaced(y.shape[1], index)}
     if not by_seed:
-        mean, std = y.mean(0), y.std(0, ddof=len(y) > 1)
-        axis.plot(line.x, mean, **style, lw=1.4, label=label)
-        axis.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
+        figures.draw_mean(axis, line.x, y, 0.15, **style, lw=1.4, label=label)
         return
     # Long, swinging curves would cover each other.
     width, alpha = (0.5, 0.35) if len(y) > 1 and y.shape[1] > 100 else (1.2, 0.8)
@@ -144,9 +132,8 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)
-    figures.entitle(figure, f"{title}\n{figures.over_seeds(num_seeds)}")
     figures.legend_of(figure, axes)
-    return _saved(figure, path)
+    return saved(figure, path, f"{title}\n{figures.over_seeds(num_seeds)}")
 
 
 def maps(
@@ -179,10 +166,11 @@ def maps(
         axis.set_yticks(range(len(names)), names)
         axis.set(title=name, xlabel=labels[0], ylabel=labels[1])
     figure.colorbar(picture, ax=list(axes), label="test accuracy, %")
+    return saved(figure, path, title)
+
+
+def saved(figure: Figure, path: Path, title: str, dpi: float = 120) -> str:
+    """Writes a figure with a title, and returns the line to print about it."""
     figures.entitle(figure, title)
-    return _saved(figure, path)
-
-
-def _saved(figure: Figure, path: Path) -> str:
-    figures.save(figure, path)
+    figures.save(figure, path, dpi)
     return f"Figure: {path}."

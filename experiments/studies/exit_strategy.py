@@ -67,12 +67,8 @@ def _exits(data: str, kind: str) -> tuple[str, ...]:
     return (
         "--algorithm=exit_strategy",
         f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
-        f"--set=pretraining_rounds={_pretraining(data, kind)}",
+        f"--set=pretraining_rounds={_PRETRAINING[data][kind == 'rotated']}",
     )
-
-
-def _pretraining(data: str, kind: str) -> int:
-    return _PRETRAINING[data][kind == "rotated"]
 
 
 def _rate(data: str, kind: str) -> float:
@@ -142,8 +138,8 @@ def exit_columns(result: RowResult) -> Cells:
     if found:
         exits = found.exits
         cells["client 0 left"] = f"{exits[:, 0].sum()} of {len(exits)} seeds"
-        others = f"{exits[:, 1:].sum() / len(exits):g} of {exits.shape[1] - 1}"
-        cells["others that left"] = others
+        mean = exits[:, 1:].sum() / len(exits)
+        cells["others that left"] = f"{mean:g} of {exits.shape[1] - 1}"
     return cells
 
 
@@ -163,9 +159,8 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
     phases = {label: each for label, each in found.items() if each}
     if not phases:
         return "No contributions: no client can leave."
-    figure, axes = figures.panels(
-        len(phases), (3.2, 2.4), x_label="round", y_label="contribution", columns=5
-    )
+    labels = {"x_label": "round", "y_label": "contribution"}
+    figure, axes = figures.panels(len(phases), (3.2, 2.4), columns=5, **labels)
     for axis, (label, outcome) in zip(axes, phases.items(), strict=True):
         for client, run in reversed([*np.ndindex(outcome.mean.T.shape)]):  # client 0 on top
             values = outcome.contributions[run, :, client]
@@ -177,9 +172,7 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
         axis.axhline(0, color="black", lw=0.6, ls=":")
         axis.set_title(figures.wrapped(label, 3.0, 9), fontsize=9)
     about = "red: client 0, grey: the others, a line per seed; a cross: the client leaves"
-    figures.entitle(figure, f"{data}\n{about}")
-    figures.save(figure, path)
-    return f"Figure: {path}."
+    return drawings.saved(figure, path, f"{data}\n{about}")
 
 
 def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
@@ -203,3 +196,6 @@ def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
             place = path.with_name(f"{path.stem}_{kind}.png")
             texts.append(drawings.against(place, title, x_label, points))
     return "\n".join(texts) or drawings.NOTHING
+
+
+FIGURES: dict[str, study.Draw] = {"": draw_exit, "_contributions": draw_contributions}

@@ -9,7 +9,6 @@ examples. The networks are those of the newest checkpoints.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,14 +28,6 @@ from ..studies.study import RowResult
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn
 _EXAMPLES = 150  # of each of them, and of all, at most
-
-
-class Panel(NamedTuple):
-    """The panel of a row: N examples with F factors."""
-
-    label: str
-    factors: np.ndarray  # [N, F] that the method trains on
-    client: np.ndarray  # [N] int, -1 for examples of all clients
 
 
 def chosen_rows(
@@ -68,9 +59,8 @@ def trained_on(
     """
     if one.runs.cell.algorithm == "fedmix":
         ratio = one.run.hyper.get("ratio", 0.05)
-        return averaging.embedding(
-            encoded(model, variables, (1 - ratio) * x + ratio * average.mean(0))
-        )
+        mixed = (1 - ratio) * x + ratio * average.mean(0)
+        return averaging.embedding(encoded(model, variables, mixed))
     factors = encoded(model, variables, x)
     if one.runs.cell.algorithm != "fedcfa":
         return averaging.embedding(factors)
@@ -90,8 +80,13 @@ def trained_on(
     return averaging.embedding(fedcfa.replaced(factors, others, low))
 
 
-def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES) -> Panel:
-    """The panel of a row: its first seed, with the selected hyperparameters."""
+def panel(
+    result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES
+) -> tuple[np.ndarray, np.ndarray]:
+    """(the factors [N, F] that a row trains on, the clients of the examples [N] as `chosen_rows`).
+
+    They are those of its first seed, with the selected hyperparameters.
+    """
     picked = selection.choose(result.row.label, result.only.result, result.config.select)
     assert picked is not None, "a complete row has selected runs"
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
@@ -109,27 +104,26 @@ def panel(result: RowResult, clients: int = _CLIENTS, examples: int = _EXAMPLES)
     average = jnp.stack([inputs(part[:_CHUNK]).mean(0) for part in parts if len(part)])
     y = jnp.asarray(made.data.y[rows])
     factors = np.asarray(trained_on(one, model, variables, inputs(rows), y, average))
-    return Panel(result.row.label, factors, client)
+    return factors, client
 
 
 def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Draws the t-SNE of each row, fitted to that row alone."""
     from sklearn.manifold import TSNE  # its import takes a second
 
-    panels = [panel(result) for result in results if result.is_complete]
+    panels = {result.row.label: panel(result) for result in results if result.is_complete}
     if not panels:
         return drawings.NOTHING
     figure = figures.new(4.4 * len(panels), 4.4)
-    for axis, one in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        perplexity = min(30, (len(one.factors) - 1) / 3)
-        placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(one.factors)
-        for index, who in enumerate(dict.fromkeys(one.client)):
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axis, (label, (factors, client)) in zip(axes, panels.items(), strict=True):
+        perplexity = min(30, (len(factors) - 1) / 3)
+        placed = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(factors)
+        for index, who in enumerate(dict.fromkeys(client)):
             name = "all clients" if who < 0 else f"client {who}"
             color = "0.8" if who < 0 else f"C{index - 1}"
-            axis.plot(*placed[one.client == who].T, "o", ms=3, color=color, label=name)
-        axis.set_title(figures.wrapped(one.label, 4.0), fontsize=10)
+            axis.plot(*placed[client == who].T, "o", ms=3, color=color, label=name)
+        axis.set_title(figures.wrapped(label, 4.0), fontsize=10)
         axis.set(xticks=[], yticks=[])
         axis.legend(fontsize=7, frameon=False)
-    figures.entitle(figure, data)
-    figures.save(figure, path)
-    return f"Figure: {path}."
+    return drawings.saved(figure, path, data)

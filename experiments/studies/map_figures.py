@@ -1,22 +1,17 @@
 """The figures of the map: differences from FedAvg as colours, and accuracy by severity."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from .. import figures as drawing
 from ..studies import drawings, verdicts
 from ..studies.map_cells import Cell, heading, place_of
 from ..studies.map_columns import LISTED as SHIFTS
 from ..studies.map_methods import FEDAVG
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _COLOURS = "PuOr_r"  # purple and orange differ for all kinds of colour vision
 _STRONGEST = 10.0  # the difference in points from which on the colour stays the same
@@ -51,9 +46,8 @@ def heat_map(path: Path, data: str, cells: Sequence[Cell]) -> str:
         f"{seeds} seeds, Holm's correction for all cells)"
     )
     shown = "test accuracy in points above or below FedAvg, whose row shows percent"
-    drawing.entitle(figure, f"{data}: {shown}\n{caption if seeds > 1 else 'one seed'}")
-    drawing.save(figure, path, dpi=150)
-    return f"Figure: {path}."
+    title = f"{data}: {shown}\n{caption if seeds > 1 else 'one seed'}"
+    return drawings.saved(figure, path, title, dpi=150)
 
 
 def _write(axis: Axes, i: int, j: int, cell: Cell | None) -> None:

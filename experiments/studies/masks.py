@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Tree
 
-from .. import figures, finished
+from .. import figures, finished, predictions
 from ..data_figures import rendered, to_rgb
 from ..finished import OneRun
 from ..studies import drawings
@@ -50,8 +50,8 @@ def seen_images(one: OneRun, indices: Sequence[int]) -> tuple[np.ndarray, np.nda
     indices: which, in the order of the data set.
     """
     made = one.runs.data
-    split = made.splits[one.runs.cell.held_out][one.run.seed]
-    rows = np.sort(parts_of(split.test)[0])[list(indices)]
+    test = made.splits[one.runs.cell.held_out][one.run.seed].test
+    rows = np.sort(parts_of(test)[0])[list(indices)]
     return rendered(made.dataset, rows), np.asarray(made.data.y)[rows]
 
 
@@ -68,11 +68,8 @@ def classifier(one: OneRun, channels: int) -> Classifier:
         return jax.nn.softmax(algorithm.predict(server, own, x))
 
     def classify(rgb: np.ndarray) -> np.ndarray:
-        x = rgb[..., :channels]
-        # Whole batches, so that the function is compiled once.
-        padded = np.resize(x, (-(-len(x) // _BATCH) * _BATCH, *x.shape[1:]))
-        batches = np.split(padded, len(padded) // _BATCH)
-        return np.concatenate([probabilities(server, batch) for batch in batches])[: len(x)]
+        x, batches = rgb[..., :channels], predictions.batches(len(rgb), _BATCH)
+        return np.concatenate([probabilities(server, x[rows]) for rows in batches])[: len(x)]
 
     return classify
 
@@ -144,20 +141,15 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
 def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Draws a line per image: the image, then the mask of each row."""
     rows = [masks(result) for result in results if result.is_complete]
-    if not rows:
-        return drawings.NOTHING
-    paint(path, data, rows)
-    return f"Figure: {path}."
+    return paint(path, data, rows) if rows else drawings.NOTHING
 
 
-def paint(path: Path, data: str, rows: Sequence[Masks]) -> None:
-    """Draws the masks."""
+def paint(path: Path, data: str, rows: Sequence[Masks]) -> str:
+    """Draws the masks, and returns the line to print about the figure."""
     first = rows[0]
     count = len(first.images)
     drawing = figures.new(2.2 + 2.7 * len(rows), 1.1 + 2.4 * count)
     axes = drawing.subplots(count, len(rows) + 1, squeeze=False)
-    about = "LIME weights: orange speaks for the predicted class, purple against it"
-    figures.entitle(drawing, f"{data}\n{about}", 10)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
     for i, (image, label) in enumerate(zip(first.images, first.y, strict=True)):
@@ -169,7 +161,8 @@ def paint(path: Path, data: str, rows: Sequence[Masks]) -> None:
             title = figures.wrapped(f"{row.label}\n{predicts}", 2.4, 9)
             color = "C2" if row.predicted[i] == label else "C3"
             axis.set_title(title, fontsize=9, color=color)
-    figures.save(drawing, path, dpi=150)
+    about = "LIME weights: orange speaks for the predicted class, purple against it"
+    return drawings.saved(drawing, path, f"{data}\n{about}", dpi=150)
 
 
 def _draw_mask(axis: Axes, weights: np.ndarray, figure: np.ndarray) -> None:

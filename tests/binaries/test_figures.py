@@ -258,7 +258,7 @@ def test_the_data(kind: str, clients: int) -> None:
     people = [f"{client}: {domains[client % 2]}" for client in range(clients)]
     sizes = [(len(mine), 0, 0) for mine in held]
     holders = Holders([*people, "test split"], [*held, rows[-20:]], [*sizes, (0, 0, 20)])
-    title = data_figures.title_of("digits", domains[-1], 3)
+    title = f"digits, held out: {domains[-1]}, seed 3"
     figure = data_figures.paint(dataset, holders, rows < 0, title)
     check(figure)
     assert figure.get_suptitle().replace("\n", " ").startswith(figures.literal(title)[:40])

@@ -101,7 +101,7 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     mean = np.nanmean(values, axis=1)
     phase = Outcome(values, mean, stays, ~stays, np.ones(2))
     seen: list[Figure] = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: seen.append(figure))
+    monkeypatch.setattr(figures, "save", lambda figure, *_: seen.append(figure))
     monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
     row = RowResult(study.Row("a row", ()), config.of_arguments([]), [])
     exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])

@@ -216,11 +216,11 @@ def test_factors_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("sklearn.manifold.TSNE.fit_transform", lambda self, x: x[:, :2])
     with no_figures():
         (result,) = study.run([row], study.configs([row], tmp_path, small))
-    panel = factors.panel(result, 2, 20)
+    found, client = factors.panel(result, 2, 20)
     factors.draw(tmp_path / "factors.png", "digits", [result])
     assert [len(axis.lines) for axis in drawn[-1].axes] == [4]  # three clients and all
-    assert panel.factors.shape == (60, 8)
-    assert len(set(panel.client)) == 3
+    assert found.shape == (60, 8)
+    assert len(set(client)) == 3
     trained = finished.open("run", result.only.folder).select(0, 0, "last")
     made = trained.runs.data
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
