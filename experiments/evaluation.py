@@ -53,10 +53,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], list[str]]:
-    """(the selected runs of a folder that have the state, their predictions, why others are not).
-
-    Raises UsageError if no run has the state.
-    """
+    """(the selected runs that have the state, their predictions, why others are left out)."""
     old = runs.data.dataset
     metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
@@ -195,10 +192,7 @@ def _draw_confusion(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> N
 
 
 def _predictions_path(options: Options, runs: Runs) -> Path:
-    """The path of --predictions.
-
-    Raises UsageError if it cannot be written, or if it would replace the data.
-    """
+    """The path of --predictions."""
     path = Path(os.path.expanduser(options.predictions))
     if path.suffix != ".csv":
         raise flag_error("predictions", options.predictions, "must end in .csv")
@@ -211,11 +205,7 @@ def _predictions_path(options: Options, runs: Runs) -> Path:
 
 
 def run(options: Options) -> str:
-    """Writes the picture, the numbers and what else is asked for; returns the tables and the paths.
-
-    Raises UsageError for a folder without a finished run, for a run without the state, and for
-    other data that do not fit the run.
-    """
+    """Writes the picture, the numbers and what else is asked for; returns the text to print."""
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
     runs = finished.open("run", Path(options.run), named=options.outside, data_dir=options.data_dir)

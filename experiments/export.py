@@ -86,7 +86,7 @@ def export(one: OneRun, out: Path) -> Path:
 
     model.safetensors holds the network of a new client, or the server's state if there is no single
     network; model.json is its description. With a personal algorithm clients.safetensors holds each
-    client's own arrays [C, ...] by the same names. Raises UsageError if the run lacks the state.
+    client's own arrays [C, ...] by the same names.
     """
     record, served, algorithm = description(one), one.served(), one.algorithm()
     place = out / grid.folder_name(one.name)

@@ -45,10 +45,7 @@ class Runs:
 
     @functools.cached_property
     def data(self) -> Assembled:
-        """The data of the runs, divided among clients as in training.
-
-        Raises UsageError if the data are not those that the runs were trained on.
-        """
+        """The data of the runs, divided among clients as in training."""
         if self.known_data is not None:
             return self.known_data
         # The networks come from the folder, and need no file of --weights any more.
@@ -100,10 +97,7 @@ class Runs:
         return self.data.plan(self.cell)
 
     def states(self, state: str) -> Served:
-        """The states of all runs, in one of STATES or after the round of a checkpoint.
-
-        Raises UsageError if there is no such checkpoint, or if it cannot be read.
-        """
+        """The states of all runs, in one of STATES or after the round of a checkpoint."""
         if state not in self.states_read:
             folder, there = self.path / "checkpoints", self.rounds()
             if not there:
@@ -167,10 +161,7 @@ class OneRun:
         return line
 
     def served(self) -> Served:
-        """The state: server [...], clients [C, ...] and round [], on the host.
-
-        Raises UsageError if the run has no such state, or if it cannot be read.
-        """
+        """The state: server [...], clients [C, ...] and round [], on the host."""
         mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
         at = self.line().round
         if self.state == "best" and mine.round != at:
@@ -191,20 +182,12 @@ def unseen(algorithm: Algorithm, server: Tree) -> Tree:
     return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
 
 
-def open(
-    flag: str,
-    folder: Path,
-    *,
-    named: Collection[str] = (),
-    data_dir: str = "",
-) -> Runs:
+def open(flag: str, folder: Path, *, named: Collection[str] = (), data_dir: str = "") -> Runs:
     """The runs of a folder. A warning tells of code of one's own that has changed since.
 
     flag: the flag that names the folder.
     named: the code of one's own that the command names.
     data_dir: the TFDS folder, if it differs from that in training.
-
-    Raises UsageError if the folder holds no finished runs, and if it names other code.
     """
     folder = Path(os.path.expanduser(folder))
     where = f"--{flag}={folder}"
@@ -256,8 +239,7 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
 def chosen(runs: Runs) -> list[int]:
     """The runs with the selected hyperparameters, one of each seed.
 
-    Where --select finds none, they are selected by validation. Raises UsageError if every setting
-    has a seed that diverged.
+    Where --select finds none, they are selected by validation.
     """
     for rule in (runs.config.select, "validation"):
         if picked := selection.choose("", runs.result, rule):

@@ -1,6 +1,5 @@
 """The shift and scale of a network's inputs, from the clients' training examples."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,30 +21,18 @@ def of_clients(dataset: Dataset, x: Tree, split: Split) -> Any:
     """
     from sklearn.preprocessing import StandardScaler  # a second
 
-    view, scaler = _view(dataset), StandardScaler()
-    for rows in parts_of(split.train):
-        for block in _blocks(view, x, rows):
-            scaler.partial_fit(block.reshape(-1, block.shape[-1]).astype(np.float64))
-    return scaler
-
-
-def _view(dataset: Dataset) -> Callable[[Tree], np.ndarray]:
-    """A function from inputs to what a network without statistics sees."""
     render = jax.jit(dataset.render) if dataset.render else lambda x: x
-
-    def view(x: Tree) -> np.ndarray:
-        seen = np.asarray(render(x))
-        return seen.astype(np.float32) / 255 if seen.dtype == np.uint8 else seen
-
-    return view
-
-
-def _blocks(view: Callable[[Tree], np.ndarray], x: Tree, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """The inputs in some rows as a network sees them, block by block."""
-    for first in range(0, len(rows), _BLOCK):
-        some = rows[first : first + _BLOCK]
-        filled = np.resize(some, _BLOCK)  # of one shape, for which rendering is compiled once
-        yield view(jax.tree.map(lambda leaf, at=filled: leaf[at], x))[: len(some)]
+    scaler = StandardScaler()
+    for rows in parts_of(split.train):
+        for first in range(0, len(rows), _BLOCK):
+            some = rows[first : first + _BLOCK]
+            filled = np.resize(some, _BLOCK)  # of one shape, for which rendering is compiled once
+            seen = np.asarray(render(jax.tree.map(lambda leaf, at=filled: leaf[at], x)))[
+                : len(some)
+            ]
+            seen = seen.astype(np.float32) / 255 if seen.dtype == np.uint8 else seen
+            scaler.partial_fit(seen.reshape(-1, seen.shape[-1]).astype(np.float64))
+    return scaler
 
 
 def of_scaler(dataset: Dataset, scaler: Any, standardise: bool) -> Scaling:

@@ -428,10 +428,10 @@ def write(
         parts = [_why_nothing(results, rule), *diverged, settings_table(with_rule)]
         write_forms(folder / "table", parts)
         return printed(parts)
-    by_label: dict[str, list[Any]] = {}
-    for label, result in results:
-        by_label.setdefault(label, []).extend(result.runs)
-    counts = {label: divergence.count(runs) for label, runs in by_label.items()} if diverged else {}
+    counts = {}
+    for label, _ in results if diverged else ():
+        runs = [run for name, result in results if name == label for run in result.runs]
+        counts[label] = divergence.count(runs)
     rows = selected(results, rule)
     found = comparison.differences(scores(selected(results, rule, surviving=True), measure))
     write_differences(folder / "differences.csv", found)

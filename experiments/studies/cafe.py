@@ -12,13 +12,12 @@ Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from .. import build, selection, tables
+from .. import build, tables
 from ..config import Config
 from ..running.records import Record
 from ..studies import drawings, study
@@ -57,7 +56,7 @@ def methods(data: str) -> list[Row]:
         "FedProto": (f"--set=penalty={chosen.prototypes}",),
         "CAFE": (),
     }
-    rates = f"--learning_rate={','.join(f'{rate:g}' for rate in chosen.rates)}"
+    rates = f"--learning_rate={study.listed(chosen.rates)}"
     flags = (f"--preset=cafe_paper,{chosen.preset}", rates)
     return [
         Row(name, (*flags, f"--algorithm={name.lower()}", *own), name, _FREQUENCIES[0])
@@ -65,6 +64,7 @@ def methods(data: str) -> list[Row]:
     ]
 
 
+_COMPARED = ("FedAvg", "CAFE")  # in the studies of groups and of parts
 _FREQUENCIES = ("0.1", "0.5", "1")  # the first is the preset's
 
 
@@ -83,12 +83,10 @@ def frequency(data: str) -> list[Row]:
 
 def groups(data: str) -> list[Row]:
     """FedAvg and CAFE at all frequencies, with a long tail of 10."""
-    compared = [
-        _at(_named(methods(data), name), each) for name in _COMPARED for each in _FREQUENCIES
-    ]
     return [
         row._replace(label=f"{row.label}-IF-10", flags=(*row.flags, "--imbalance=10"))
-        for row in compared
+        for row in frequency(data)
+        if row.series in _COMPARED
     ]
 
 
@@ -98,8 +96,8 @@ def ablation(data: str) -> list[Row]:
     Without FC and HA only PC remains, a cosine classifier.
     """
     without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
-    cafe = _named(methods(data), "CAFE")
-    rows = [_named(methods(data), "FedAvg"), cafe]
+    rows = study.with_labels(methods(data), _COMPARED)
+    cafe = rows[1]
     for names in (("PC",), ("FC",), ("HA",), ("FC", "HA")):
         off = tuple(f"--set={without[name]}=false" for name in names)
         label = f"CAFE-without-{'+'.join(names)}"
@@ -107,14 +105,9 @@ def ablation(data: str) -> list[Row]:
     return rows
 
 
-def _named(rows: Sequence[Row], label: str) -> Row:
-    return next(row for row in rows if row.label == label)
-
-
 # Frequent clients always upload and sparse ones rarely; majority classes have most examples.
 _CLIENTS = ("frequent clients", "sparse clients")
 _CLASSES = ("majority classes", "minority classes")
-_COMPARED = ("FedAvg", "CAFE")  # in the study of groups
 
 
 def by_group(config: Config, line: Record) -> dict[str, float]:
@@ -150,32 +143,24 @@ def where(config: Config) -> str:
     )
 
 
+_SCORES = {
+    "validation, %": "validation_score",
+    "test, %": "test_score",
+    "balanced, %": "balanced_score",
+    "clients' tests, %": "client_score",
+}
+
+
 def _columns(result: RowResult) -> Cells:
     """Accuracies at the selected evaluations, and traffic."""
-    picked = result.selected
-    choice = selection.choose(result.row.label, result.only.result, result.config.select)
-    hyper = choice.hyper if choice else {}
     return {
         "federation": where(result.config),
-        "selected": ", ".join(f"{name}={value:g}" for name, value in hyper.items()),
-        "validation, %": study.percent(picked, "validation_score"),
-        "test, %": study.percent(picked, "test_score"),
-        "balanced, %": study.percent(picked, "balanced_score"),
-        "clients' tests, %": study.percent(picked, "client_score"),
+        "selected": study.varied(result),
+        **study.texts(result.selected, _SCORES),
         **{f"{name}, %": tables.spread(values) for name, values in _groups_of(result).items()},
         "test at the last, %": study.percent(result.last, "test_score"),
         "MB sent": study.megabytes(result),
     }
-
-
-_scores = study.scores(
-    {
-        "validation, %": "validation_score",
-        "test, %": "test_score",
-        "balanced, %": "balanced_score",
-        "clients' tests, %": "client_score",
-    }
-)
 
 
 NUMBERS = study.numbers_of("cafe")
@@ -190,12 +175,10 @@ def numbers(result: RowResult, data: str) -> Cells:
     config = result.config
     slots, frequency = build.slots(config, config.clients), config.frequency
     federation = (config.clients, slots, config.local_epochs, config.imbalance)
-    if not result.is_complete or federation != (100, 10, 5, 1):
-        return {}
     # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
-    if not study.is_of_paper(
-        result, {"alpha", "clients", "imbalance", "cohort", "sampling_rate", "frequency"}
-    ):
+    varied = {"alpha", "clients", "imbalance", "cohort", "sampling_rate", "frequency"}
+    is_of_paper = federation == (100, 10, 5, 1) and study.is_of_paper(result, varied)
+    if not result.is_complete or not is_of_paper:
         return {}
     columns = {
         "Table I": f"Dir {config.alpha:g}" if frequency == 0.1 else "",
@@ -233,13 +216,9 @@ def draw_frequency(path: Path, data: str, results: Sequence[RowResult]) -> str:
         "test, %": lambda result: study.percents(result.selected)
     }
     for name in dict.fromkeys(name for result in complete for name in _groups_of(result)):
-        quantities[f"{name}, %"] = partial(_of_group, name)
+        quantities[f"{name}, %"] = lambda one, name=name: _groups_of(one).get(name, [])
     points = study.points(complete, quantities)
     return drawings.against(path, data, "communication frequency", points)
-
-
-def _of_group(name: str, result: RowResult) -> list[float]:
-    return _groups_of(result).get(name, [])
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}
@@ -249,10 +228,10 @@ PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _columns, numbers, _BY_ROUND, _scores),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, study.scores(_SCORES)),
         "frequency": Study(frequency, _columns, numbers, _BY_FREQUENCY),
         "groups": Study(groups, _columns, numbers, _BY_FREQUENCY),
-        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, _scores),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, study.scores(_SCORES)),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "
@@ -265,8 +244,5 @@ PAPER = study.Paper(
         "minority: the half of the classes with most examples, and the other. The paper's networks "
         "are larger."
     ),
-    diverged=lambda result: {
-        "federation": where(result.config),
-        "test, %": study.why_none(result),
-    },
+    diverged=lambda one: {"federation": where(one.config), "test, %": study.why_none(one)},
 )

@@ -64,10 +64,6 @@ def _fedcfa(data: str, *settings: str) -> tuple[str, ...]:
     )
 
 
-def _listed(values: Sequence[float]) -> str:
-    return ",".join(f"{value:g}" for value in values)
-
-
 def methods(data: str) -> list[Row]:
     """Seven methods, which choose among four learning rates.
 
@@ -75,9 +71,9 @@ def methods(data: str) -> list[Row]:
     of its paper. FedMix's ratio is 0.05 for all data; its paper has 0.1 for CIFAR-100.
     """
     rates = SETTINGS[data].rates
-    four = f"--learning_rate={_listed(rates)}"
+    four = f"--learning_rate={study.listed(rates)}"
     # SGD without momentum needs larger steps.
-    plain = ("--momentum=0", f"--learning_rate={_listed([5 * rate for rate in rates])}")
+    plain = ("--momentum=0", f"--learning_rate={study.listed([5 * rate for rate in rates])}")
     tuned = {
         "FedAvg": ("--algorithm=fedavg", four),
         "FedProx": ("--algorithm=fedprox", four, "--set=proximal=0.01"),
@@ -159,13 +155,13 @@ def ablation(data: str) -> list[Row]:
     Each combination chooses its learning rate, since a loss with a weight of 5 enlarges the steps.
     """
     weights = ("positive_weight=0.0,5.0", "negative_weight=0.0,5.0")
-    rates = f"--learning_rate={_listed(SETTINGS[data].rates)}"
+    rates = f"--learning_rate={study.listed(SETTINGS[data].rates)}"
     return _without_and_with_fdc(data, "ablation", *weights, flag=rates)
 
 
 def loss_grid(data: str) -> list[Row]:
     """Fig. 6: the weights of the counterfactual losses, with and without decorrelation."""
-    weights = (f"positive_weight={_listed(_R)}", f"negative_weight={_listed(_R)}")
+    weights = (f"positive_weight={study.listed(_R)}", f"negative_weight={study.listed(_R)}")
     return _without_and_with_fdc(data, "loss_grid", *weights, flag="--seeds=0")
 
 
@@ -221,19 +217,15 @@ def simpson(data: str) -> list[Row]:
         "FedMix": (*flags, "--algorithm=fedmix"),
         "FedCFA": (*_fedcfa(data), *flags),
         "FedCFA-positives-0.5": (*_fedcfa(data, *positives), *flags),
-        "FedCFA-positives-0.5-without-FDC": (
-            *_fedcfa(data, *positives, "decorrelation_weight=0.0"),
-            *flags,
-        ),
     }
+    without = (*_fedcfa(data, *positives, "decorrelation_weight=0.0"), *flags)
+    compared["FedCFA-positives-0.5-without-FDC"] = without
     start = f"{first.folder}/erm-test"
-    return [
-        first,
-        *(
-            Row(f"simpson-{name}", own, name, "Simpson's paradox", start)
-            for name, own in compared.items()
-        ),
+    rows = [
+        Row(f"simpson-{name}", own, name, "Simpson's paradox", start)
+        for name, own in compared.items()
     ]
+    return [first, *rows]
 
 
 def _evaluations(result: RowResult) -> dict[str, list[Record]]:
@@ -312,28 +304,20 @@ def _speed(result: RowResult) -> Cells:
     return {f"rounds to {percent:g}%": text}
 
 
+_SCORES = {"validation, %": "validation_score", "test, %": "test_score"}
+
+
 def _selected(result: RowResult) -> Cells:
     """Test accuracy at the selected evaluations, speed and traffic."""
-    runs = result.only.runs
-    picked = result.selected
-    others = [run["hyper"] for run in result.only.result["runs"]]
-    varied = [
-        f"{name}={value:g}"
-        for name, value in runs[0]["hyper"].items()
-        if any(other[name] != value for other in others)
-    ]
+    varied = study.varied(result)
     return {
         "partition": partition_name(result.config),
-        **({"selected": ", ".join(varied)} if varied else {}),
-        "validation, %": study.percent(picked, "validation_score"),
-        "test, %": study.percent(picked, "test_score"),
+        **({"selected": varied} if varied else {}),
+        **study.texts(result.selected, _SCORES),
         "test at the last, %": study.percent(result.last, "test_score"),
         **_speed(result),
         "MB sent": study.megabytes(result),
     }
-
-
-_scores = study.scores({"validation, %": "validation_score", "test, %": "test_score"})
 
 
 _ROUNDS = (1, 2, 3, 5, 10, 20)  # in which Simpson's paradox shows
@@ -342,18 +326,13 @@ _ROUNDS = (1, 2, 3, 5, 10, 20)  # in which Simpson's paradox shows
 def _in_rounds(result: RowResult) -> Cells:
     """Test accuracies after some rounds and the last; of the network before, at its end alone."""
     by_round = [{line["round"]: line for line in lines} for lines in result.only.logs]
-    numbers = [number for number in _ROUNDS if number <= result.config.rounds]
-    return {
-        **{
-            f"test in round {number}, %": study.percent(
-                [lines[number] for lines in by_round if number in lines and result.row.start],
-                "test_score",
-            )
-            for number in numbers
-        },
-        "test at the last, %": study.percent(result.last, "test_score"),
-        "rounds": tables.spread([max(lines) for lines in by_round]),
-    }
+    cells = {}
+    for number in _ROUNDS:
+        if number <= result.config.rounds:
+            at = [lines[number] for lines in by_round if number in lines and result.row.start]
+            cells[f"test in round {number}, %"] = study.percent(at, "test_score")
+    cells["test at the last, %"] = study.percent(result.last, "test_score")
+    return cells | {"rounds": tables.spread([max(lines) for lines in by_round])}
 
 
 def _compared(result: RowResult) -> Cells:
@@ -481,7 +460,7 @@ PAPER = study.Paper(
     tuple(SETTINGS),
     {
         # Another network has its factors behind another layer.
-        "methods": Study(methods, _selected, numbers, _CURVES, _scores),
+        "methods": Study(methods, _selected, numbers, _CURVES, study.scores(_SCORES)),
         "partitions": Study(
             partitions,
             _selected,
@@ -512,8 +491,5 @@ PAPER = study.Paper(
         "examples best, unless --select says otherwise; the paper's numbers are of its last round. "
         "FDC: decorrelation with weight 0.1. The paper's networks are larger: ResNet-18 on images."
     ),
-    diverged=lambda result: {
-        "partition": partition_name(result.config),
-        "test, %": study.why_none(result),
-    },
+    diverged=lambda one: {"partition": partition_name(one.config), "test, %": study.why_none(one)},
 )

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from .. import selection, tables
-from ..running.records import Domain, Line, Record
+from ..running.records import Line, Record
 from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
 from ..studies.study import CellResult, Cells, Row, RowResult, Study
@@ -31,16 +31,15 @@ DATA = (
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
 
-def _adaptive(data: str, work: str, *more: str) -> tuple[str, ...]:
+def _adaptive(data: str, work: str, more: str = "") -> tuple[str, ...]:
     """Flags of an adaptive server with local epochs or full batches (`work`)."""
     small = ",adaptive_small" if data.endswith("_digits") else ""
-    after = "".join(f",{preset}" for preset in more)
-    return (f"--preset={_COLORED[data]},adaptive_{work}{small}{after}",)
+    return (f"--preset={_COLORED[data]},adaptive_{work}{small}{more}",)
 
 
 def _fedipg(data: str, work: str) -> tuple[str, ...]:
     """Flags of FedIPG where its penalty acts. The warm-up ends when the cue is learned."""
-    flags = _adaptive(data, work, "fedipg_acts")
+    flags = _adaptive(data, work, ",fedipg_acts")
     if data.endswith("_digits"):  # too few validation examples for the domains to differ
         return (*flags, "--set=warmup_rounds=60", "--set=penalty=10000.0", "--select=last")
     if work == "full_batch":  # the penalty that the rule chooses with epochs
@@ -100,11 +99,8 @@ def domains(data: str) -> list[Row]:
         "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
         "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
         "FedIPG-large": (
-            "--algorithm=fedipg",
-            "--set=penalty=100.0,10000.0",
-            "--set=penalty_on=classifier",
-            "--set=scale_loss=true",
-            "--set=warmup_rounds=10",
+            *("--algorithm=fedipg", "--set=penalty=100.0,10000.0", "--set=penalty_on=classifier"),
+            *("--set=scale_loss=true", "--set=warmup_rounds=10"),
         ),
     }
     if data == "pacs":  # the map has them under rotations
@@ -117,14 +113,10 @@ _SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range and beyond
 
 def penalties(data: str) -> list[Row]:
     """Fig. 4: FedIPG by penalty and penalised part, with 50 clients, five a round."""
-    few = data == "rotated_digits"
-    flags = (
-        f"--preset={data}_domains",
-        *(() if few else ("--clients=50", "--cohort=5")),
-        "--algorithm=fedipg",
-        f"--learning_rate={'0.2' if few else '0.05'}",
-        f"--set=penalty={','.join(map(str, _SWEPT))}",
-    )
+    own = ("--clients=50", "--cohort=5"), "--learning_rate=0.05"
+    clients, rate = ((), "--learning_rate=0.2") if data == "rotated_digits" else own
+    swept = f"--set=penalty={','.join(map(str, _SWEPT))}"
+    flags = (f"--preset={data}_domains", *clients, "--algorithm=fedipg", rate, swept)
     return [
         Row(f"penalty on {part}", (*flags, f"--set=penalty_on={part}"), part)
         for part in ("all", "classifier")
@@ -154,22 +146,16 @@ def stains(data: str) -> list[Row]:
     rates = "--learning_rate=0.02,0.05,0.1,0.2"
     rows = []
     for stain, (num_clients, size) in _STAINS[data].items():
-        preset = f"--preset=stained_{data}"
-        of_stain = (
-            f"--stain={stain}",
-            f"--training_domains={num_clients}",
-            f"--domain_size={size}",
-        )
+        preset, acts = f"--preset=stained_{data}", "stained_adaptive,fedipg_acts"
+        sizes = f"--training_domains={num_clients}", f"--domain_size={size}"
+        of_stain = (f"--stain={stain}", *sizes)
         methods = {
             "ERM": (preset, "--algorithm=erm", rates),
             "FedAvg": (preset, "--algorithm=fedavg", rates),
             "FedIPG": (preset, "--algorithm=fedipg", "--set=penalty=0.001,0.01"),
             # Where the penalty acts, and FedAvg with the same server.
             "FedAvg-adaptive": (f"{preset},stained_adaptive", rates),
-            "FedIPG-adaptive": (
-                f"{preset},stained_adaptive,fedipg_acts",
-                "--learning_rate=0.05,0.1",
-            ),
+            "FedIPG-adaptive": (f"{preset},{acts}", "--learning_rate=0.05,0.1"),
         }
         rows += [Row(f"{stain} {name}", (*flags, *of_stain)) for name, flags in methods.items()]
     return rows
@@ -202,6 +188,13 @@ def ends(data: str) -> list[Row]:
     return rows
 
 
+_SCORES = {
+    "training domains, %": "validation_score",
+    "test, %": "test_score",
+    "worst domain, %": "worst_score",
+}
+
+
 def _accuracies(result: RowResult) -> Cells:
     """Accuracies of the selected evaluations."""
     runs = result.only.runs
@@ -216,9 +209,7 @@ def _accuracies(result: RowResult) -> Cells:
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
         "at round": tables.spread([each["round"] for each in picked]) if picked else "",
-        "training domains, %": study.percent(picked, "validation_score"),
-        "test, %": study.percent(picked, "test_score"),
-        "worst domain, %": study.percent(picked, "worst_score"),
+        **study.texts(picked, _SCORES),
         "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
         "MB sent by then": tables.spread(sent) if sent else "",
     }
@@ -252,12 +243,7 @@ def _by_domain(result: RowResult) -> Cells:
 
 
 _scores = study.scores(
-    {
-        "training domains, %": "validation_score",
-        "test, %": "test_score",
-        "worst domain, %": "worst_score",
-    },
-    lambda result: {run["seed"]: line for run, line in _selected(result, result.only)},
+    _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result, result.only)}
 )
 
 
@@ -293,17 +279,13 @@ def _in_a_row(lines: Sequence[Line], holds: Callable[[Line], bool], times: int =
     return None
 
 
-def _validation(line: Line) -> list[Domain]:
-    return [each for each in line["domains"].values() if each["split"] == "validation"]
-
-
 def _risks_agree(line: Line) -> bool:
     """Whether the losses of the domains differ no more than by chance, as the accuracies do.
 
     The variance of a loss is that of a network whose every prediction is as sure as the whole is
     right: a (1 - a) log(a / (1 - a))^2 at an accuracy of a.
     """
-    domains = _validation(line)
+    domains = [each for each in line["domains"].values() if each["split"] == "validation"]
     losses = [each["loss"] for each in domains]
     if None in losses:
         return False
@@ -507,18 +489,12 @@ PAPER = study.Paper(
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
-            figures={
-                "": exit_strategy.draw_exit,
-                "_contributions": exit_strategy.draw_contributions,
-            },
+            figures=exit_strategy.FIGURES,
             data=exit_strategy.DATA,
             caption="At the last round; clients by their validation examples. Regular clients: "
             "without client 0, if it is rotated.",
         ),
     },
     caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
-    diverged=lambda result: {
-        "selected by": result.config.select,
-        "test, %": study.why_none(result),
-    },
+    diverged=lambda one: {"selected by": one.config.select, "test, %": study.why_none(one)},
 )

@@ -9,7 +9,6 @@ seed draws its environments anew.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -107,9 +106,8 @@ def _ends(result: RowResult) -> dict[int, Record]:
     return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
 
 
-_scores = study.scores(
-    {"test, %": "test_score", "worst domain, %": "worst_score"}, _ends, has_last=False
-)
+_SCORES = {"test, %": "test_score", "worst domain, %": "worst_score"}
+_scores = study.scores(_SCORES, _ends, has_last=False)
 
 
 def _columns(result: RowResult) -> Cells:
@@ -131,8 +129,7 @@ def _columns(result: RowResult) -> Cells:
         "stopped": when,
         "rounds": tables.spread(rounds) if ends else f"> {result.config.rounds}",
         "train, %": tables.percent(train) if ends else "",
-        "test, %": study.percent(ends, "test_score"),
-        "worst domain, %": study.percent(ends, "worst_score"),
+        **study.texts(ends, _SCORES),
         # A run that ends at its stop has no later round.
         "test at the last, %": last if continues or not ends else "",
         f"test at {rule}, %": study.percent(result.selected, "test_score"),
@@ -185,13 +182,13 @@ _AT_STOPS: dict[str, Callable[[RowResult], list[float]]] = {
 }
 
 
-def _draw_scaling(what: str, path: Path, data: str, results: Sequence[RowResult]) -> str:
-    return drawings.against(path, data, what, study.points(results, _AT_STOPS))
-
-
 def _scaling(what: str) -> dict[str, study.Draw]:
     """The figure of rounds and test accuracy at the stop against `what`."""
-    return {"": partial(_draw_scaling, what)}
+    return {
+        "": lambda path, data, results: drawings.against(
+            path, data, what, study.points(results, _AT_STOPS)
+        )
+    }
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_oscillation}
@@ -212,8 +209,7 @@ PAPER = study.Paper(
         "all examples. Baselines: at the end, training accuracy on --watch_examples."
     ),
     diverged=lambda result: {"stopped": study.why_none(result)},
-    optimum={
-        **dict.fromkeys(("train, %", "test, %", "worst domain, %"), "75"),
-        **dict.fromkeys(("paper: train", "paper: test"), "75"),
-    },
+    optimum=dict.fromkeys(
+        ("train, %", "test, %", "worst domain, %", "paper: train", "paper: test"), "75"
+    ),
 )

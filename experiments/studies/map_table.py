@@ -1,7 +1,7 @@
 """The study behind `fedjax-inv map`: its rows, its table, and its comparison with a second map."""
 
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,20 +20,8 @@ from ..studies.map_columns import Shift
 from ..studies.map_methods import FEDAVG
 from ..studies.study import Options, Row, RowResult, Study
 
-
-class Data(NamedTuple):
-    """A data set of the map."""
-
-    preset: str
-    held_out: str = ""  # the unseen domain of data that have domains of their own
-
-
-DATA = {
-    "digits": Data("map_digits"),
-    "mnist": Data("map_mnist"),
-    "fashion_mnist": Data("map_fashion_mnist"),
-    "pacs": Data("map_pacs", "sketch"),
-}
+# Data set -> the unseen domain of data that have domains of their own.
+DATA = {"digits": "", "mnist": "", "fashion_mnist": "", "pacs": "sketch"}
 _BEST = 3  # methods beside FedAvg in the curves by severity
 
 
@@ -47,7 +35,7 @@ class Own(NamedTuple):
 
 def columns_of(data: str, names: Sequence[str] = ()) -> dict[str, Shift]:
     """The kinds of shift that a data set can have, or those of --columns."""
-    has_domains = bool(DATA[data].held_out)
+    has_domains = bool(DATA[data])
     known = {name: shift for name, shift in SHIFTS.items() if shift.fits(has_domains=has_domains)}
     for name in names:
         check_known("columns", name, known)
@@ -56,10 +44,9 @@ def columns_of(data: str, names: Sequence[str] = ()) -> dict[str, Shift]:
 
 def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
     """The flags of a kind of shift in a data set."""
-    chosen = DATA[data]
-    unseen = ("--environment=none", f"--held_out={chosen.held_out}") if chosen.held_out else ()
-    own = unseen if shift.has_unseen_domain else ()
-    return (f"--preset={chosen.preset}", *shift.flags(severity), *own)
+    is_own = DATA[data] and shift.has_unseen_domain
+    own = ("--environment=none", f"--held_out={DATA[data]}") if is_own else ()
+    return (f"--preset=map_{data}", *shift.flags(severity), *own)
 
 
 def row(
@@ -71,19 +58,19 @@ def row(
     overrides: Sequence[str] = (),
 ) -> Row:
     """A method under a kind of shift. overrides: the flags of `train` that concern all rows."""
-    own = method.flags(*_terms(DATA[data].preset, tuple(overrides)))
+    own = method.flags(*_terms(data, tuple(overrides)))
     label = f"{name}-{column}-{severity:g}"
     flags = flags_of(data, SHIFTS[column], severity)
     return Row(label, (*flags, *own), name, f"{column}={severity:g}")
 
 
-@functools.cache
-def _terms(preset: str, overrides: tuple[str, ...]) -> tuple[int, int]:
+@cache
+def _terms(data: str, overrides: tuple[str, ...]) -> tuple[int, int]:
     """(the rounds, the examples that the clients of a round take in a step) of all rows.
 
     The latter is 0 if the data say how many clients there are.
     """
-    base = config.of_arguments([f"--preset={preset}", *overrides])
+    base = config.of_arguments([f"--preset=map_{data}", *overrides])
     slots = build.slots(base, base.clients) if base.clients else 0
     return base.rounds, base.batch_size * slots
 
@@ -147,7 +134,7 @@ def _text(cell: Cell) -> str:
 
 
 def read_cells(path: Path) -> pd.DataFrame:
-    """A map's csv file. Raises UsageError if it is not one."""
+    """A map's csv file."""
     try:
         frame = pd.read_csv(path).astype({"difference": float, "severity": float})
         return frame.astype({"method": str, "shift": str, "word": object})
@@ -171,10 +158,7 @@ def _agreement(cells: Sequence[Cell], path: Path) -> str:
 
 
 def best_of(path: Path) -> tuple[str, ...]:
-    """FedAvg and the methods with the highest mean difference from it, by the map's csv file.
-
-    Raises UsageError if there is no map yet.
-    """
+    """FedAvg and the methods with the highest mean difference from it, by the map's csv file."""
     if not path.exists():
         raise flag_error("study", "severity", "must come after --study=map, or with --rows")
     cells = read_cells(path)
@@ -184,17 +168,14 @@ def best_of(path: Path) -> tuple[str, ...]:
     return (FEDAVG, *means.dropna().nlargest(_BEST).index)
 
 
-STUDIES: Mapping[str, Study] = {
-    "map": Study(
-        functools.partial(_rows, study="map"),
-        figures={"": lambda path, data, rows: map_figures.heat_map(path, data, cells_of(rows))},
-        draws_rows=False,
-    ),
-    "severity": Study(
-        functools.partial(_rows, study="severity"),
-        figures={"": lambda path, data, rows: map_figures.by_severity(path, data, cells_of(rows))},
-        draws_rows=False,
-    ),
+def _draw(paint: Callable[..., str], path: Path, data: str, rows: Sequence[RowResult]) -> str:
+    return paint(path, data, cells_of(rows))
+
+
+_FIGURES = {"map": map_figures.heat_map, "severity": map_figures.by_severity}
+STUDIES = {
+    name: Study(partial(_rows, study=name), figures={"": partial(_draw, paint)}, draws_rows=False)
+    for name, paint in _FIGURES.items()
 }
 CAPTION = (
     "Mean ± standard deviation of the test accuracy over seeds, each of which draws its own data. "
@@ -203,11 +184,5 @@ CAPTION = (
     "all cells of the table (5%). Without a word, no difference is shown."
 )
 MAP = study.Paper(
-    "map",
-    tuple(DATA),
-    STUDIES,
-    caption=CAPTION,
-    select=select,
-    write=write,
-    words=("map",),
+    "map", tuple(DATA), STUDIES, caption=CAPTION, select=select, write=write, words=("map",)
 )

@@ -147,10 +147,7 @@ def numbers_of(paper: str) -> list[Number]:
 
 
 def options(paper: Paper, own: Any = None) -> Options:
-    """The options of this process's command line. own: the paper's own flags.
-
-    Raises UsageError for a study or data that the paper lacks.
-    """
+    """The options of this process's command line. own: the paper's own flags."""
     found = flags.FLAGS
     chosen = found.study or next(iter(paper.studies))
     check_known("study", chosen, paper.studies)
@@ -165,10 +162,7 @@ def options(paper: Paper, own: Any = None) -> Options:
 
 
 def with_labels(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The rows with these labels, or all if there are no labels.
-
-    Raises UsageError for an unknown label.
-    """
+    """The rows with these labels, or all if there are no labels."""
     for label in labels:
         check_known("rows", label, [row.label for row in rows])
     return [row for row in rows if not labels or row.label in labels]
@@ -182,7 +176,7 @@ def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
 
 
 def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) -> list[Config]:
-    """The flags of each row, whose runs lie in `folder`. Raises UsageError for unfit overrides."""
+    """The flags of each row, whose runs lie in `folder`."""
     result = []
     for row in rows:
         places = [f"--run_dir={folder / row.folder}", "--resume"]
@@ -229,13 +223,12 @@ def result_of(row: Row, chosen: Config) -> RowResult:
     found = records.read(place / "result.json", Sweep).cells
     names = grid.folder_names([result.cell.restored() for result in found]).values()
     for result, name in zip(found, names, strict=True):
-        picked = selection.choose(row.label, result, chosen.select)
-        lines = log.read(place / name, picked.runs[0].last.round) if picked else []
-        logs = [
-            [x for x in lines if x.run == index] for index in (picked.indices if picked else [])
-        ]
-        runs = picked.runs if picked else []
-        cells.append(CellResult(selection.held_out_of(result), runs, logs, result, place / name))
+        cell = CellResult(selection.held_out_of(result), [], [], result, place / name)
+        if picked := selection.choose(row.label, result, chosen.select):
+            lines = log.read(cell.folder, picked.runs[0].last.round)
+            logs = [[line for line in lines if line.run == index] for index in picked.indices]
+            cell = cell._replace(runs=picked.runs, logs=logs)
+        cells.append(cell)
     return RowResult(row, chosen, cells)
 
 
@@ -403,6 +396,23 @@ def why_none(result: RowResult) -> str:
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
     """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
     return tables.percent([each[accuracy] for each in evaluations]) if evaluations else ""
+
+
+def texts(evaluations: Sequence[Any], headings: Mapping[str, str]) -> Cells:
+    """Accuracies as by `percent`. headings: of the table -> the accuracy."""
+    return {name: percent(evaluations, key) for name, key in headings.items()}
+
+
+def varied(result: RowResult) -> str:
+    """The selected values of the hyperparameters in which a row's runs differ."""
+    names = divergence.varied([run["hyper"] for run in result.only.result["runs"]])
+    hyper = result.only.runs[0]["hyper"]
+    return ", ".join(f"{name}={hyper[name]:g}" for name in names)
+
+
+def listed(values: Iterable[float]) -> str:
+    """Numbers as the values of a flag."""
+    return ",".join(f"{value:g}" for value in values)
 
 
 def percents(evaluations: Iterable[Any], accuracy: str = "test_score") -> list[float]:

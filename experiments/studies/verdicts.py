@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from .. import comparison
 from ..comparison import Scores
@@ -66,14 +67,10 @@ def compared(scores: Mapping[K, Scores], reference: Mapping[K, Scores]) -> dict[
 
 
 def _against(scores: Scores, reference: Scores) -> Verdict:
-    both = [scores[seed] - reference[seed] for seed in scores if seed in reference]
-    values = [value for value in both if np.isfinite(value)]
-    if not values:
-        return Verdict(0)
-    if len(values) == 1:
-        return Verdict(1, values[0])
-    mean, low, high = comparison.interval(values)
-    return Verdict(len(values), mean, low, high, p_value(values))
+    values = [*(pd.Series(scores, dtype=float) - pd.Series(reference, dtype=float)).dropna()]
+    if len(values) < 2:
+        return Verdict(len(values), *values)
+    return Verdict(len(values), *comparison.interval(values), p_value(values))
 
 
 def _word(mean: float, p: float) -> str:
