@@ -115,9 +115,7 @@ def in_turn(dataset: Dataset, domain: int, count: int) -> np.ndarray:
     if dataset.task != "classes":
         return rows[:count]
     labels = dataset.y[rows]
-    turn = np.zeros(len(rows), int)  # how many rows of the same label come before
-    for label in np.unique(labels):
-        turn[labels == label] = np.arange((labels == label).sum())
+    turn = pd.Series(labels).groupby(labels).cumcount()  # of the same label that come before
     return rows[np.lexsort((labels, turn))][:count]
 
 

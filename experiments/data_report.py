@@ -15,18 +15,8 @@ from .running import launch
 _FEATURES = 30  # the most features in their table
 
 
-def best_guess(cue: np.ndarray, y: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """The most frequent label of each value of a cue: the best guess from the cue alone.
-
-    cue, y: [M]. seen: the rows that count. Returns the labels [values of the cue].
-    """
-    counts = np.zeros((cue.max() + 1, y.max() + 1), int)
-    np.add.at(counts, (cue[seen], y[seen]), 1)
-    return counts.argmax(1)
-
-
 def table(dataset: Dataset, holders: Holders, is_wrong: np.ndarray | None = None) -> str:
-    """A row for each holder: its sizes, and how often the guess from each cue alone is right.
+    """A row for each holder: its sizes, and how often each cue's most frequent label is right.
 
     is_wrong: [M] which rows have wrong labels, to be counted; None: they are not counted.
     """
@@ -38,8 +28,9 @@ def table(dataset: Dataset, holders: Holders, is_wrong: np.ndarray | None = None
         total["wrong labels"] = is_wrong[seen].sum()
     lines = counts.astype(object).where(counts > 0, "")  # the line of sums also shows zeros
     for name, cue in data_figures.cues(dataset).items():
-        is_right = best_guess(cue, dataset.y, seen)[cue] == dataset.y
-        shares = [_percent(is_right[rows]) for rows in holders.rows]
+        guess = pd.Series(dataset.y[seen]).groupby(cue[seen]).agg(lambda y: y.mode()[0])
+        right = 100 * (guess.reindex(cue, fill_value=0).to_numpy() == dataset.y)
+        shares = [f"{right[rows].mean():.1f}" if len(rows) else "" for rows in holders.rows]
         lines[f"right by {name} alone, %"] = shares
     lines = pd.concat([lines, total.to_frame().T.astype(object)])
     lines.insert(0, "client: domain", [*holders.names, "in all"])
@@ -57,10 +48,6 @@ def features(dataset: Dataset) -> str:
     names = scaling.feature_names(dataset, num_features)[:_FEATURES]
     lines.insert(0, f"feature of {num_features}", names)
     return f"{tables.text(lines, align='right')}\n\n"
-
-
-def _percent(right: np.ndarray) -> str:
-    return f"{100 * right.mean():.1f}" if len(right) else ""
 
 
 def show(config: Config, picture: str, images: int) -> str:

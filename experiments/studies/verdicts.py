@@ -43,13 +43,10 @@ def p_value(differences: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values of Holm (1979) corrected for their number; those that are NaN do not count."""
-    values = np.array(p_values, float)
-    order = [index for index in np.argsort(values) if not np.isnan(values[index])]
-    corrected, highest = [np.nan] * len(values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(order) - rank) * values[index]))
-        corrected[index] = highest
-    return corrected
+    values = pd.Series(p_values, dtype=float)
+    known = values.dropna().sort_values()
+    corrected = (known * np.arange(len(known), 0, -1)).cummax().clip(upper=1)
+    return [*corrected.reindex(values.index)]
 
 
 def compared(scores: Mapping[K, Scores], reference: Mapping[K, Scores]) -> dict[K, Verdict]:
