@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from grey_images import grey
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, environments, federation
@@ -99,16 +100,7 @@ def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
 
 
 def test_clients_are_not_the_environments_that_were_drawn_with_their_seed() -> None:
-    size = 600
-    grey = Dataset(
-        np.zeros((size, 2, 2, 1), np.uint8),
-        (np.arange(size) % 2).astype(np.int32),
-        ("a", "b"),
-        np.zeros(size, np.int32),
-        ("all",),
-        np.arange(size) % 3 == 0,
-    )
-    drawn = environments.colored(grey, flips=(0.2, 0.1), seed=5)
+    drawn = environments.colored(grey(600, 2, 200), flips=(0.2, 0.1), seed=5)
     iid = federation.partitioner("iid", drawn, 2)
     splits = clients.of_dataset(drawn, partition=iid, held_out=drawn.domains[-1])([5])
     assert splits.render is drawn.render

@@ -199,32 +199,6 @@ def test_pooled_holds_what_all_hold():
     assert federation.pooled(result.train).order is result.train.order
 
 
-def test_stack():
-    dataset = make_dataset()
-    data = data_of(dataset)
-    iid = federation.partitioner("iid", dataset, 4)
-    skewed = federation.partitioner("dirichlet", dataset, 4, alpha=0.3)
-    splits = [
-        federation.split(dataset, data, iid, held_out="d0", seed=0),
-        federation.split(dataset, data, skewed, held_out="d1", seed=1),
-        federation.split(dataset, data, skewed, held_out=None, seed=2),
-    ]
-    stacked = federation.stack(splits)
-    assert stacked.train.data is data
-    assert stacked.train.order.shape == (3, 120)
-    assert len(np.unique(stacked.train.size, axis=0)) == 3
-    np.testing.assert_array_equal(stacked.test_domain, [[0], [1], [-1]])
-    for index, each in enumerate(splits):
-        np.testing.assert_array_equal(stacked.domain[index], each.domain)
-        for part in ("train", "valid", "test"):
-            whole, one = getattr(stacked, part), getattr(each, part)
-            taken = Federation(data, *(leaf[index] for leaf in whole[1:4]))
-            for left, right in zip(
-                federation.parts_of(taken), federation.parts_of(one), strict=True
-            ):
-                np.testing.assert_array_equal(left, right)
-
-
 def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():
     dataset = make_dataset(480, num_test=80)
     plain, long, again, other = (

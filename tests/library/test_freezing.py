@@ -60,10 +60,11 @@ PLAIN = (federations.softmax_regression, federations.normed_head, federations.ml
 CONFIGS = {
     name: min(federations.TABLE[name], key=lambda config: config.model in PLAIN) for name in LISTED
 }
-FIRST = ("fedavg", "scaffold")
 
 
-@pytest.mark.parametrize("name", slow.after(2, [*FIRST, *sorted({*CONFIGS} - {*FIRST})]))
+@pytest.mark.parametrize(
+    "name", slow.after(1, sorted(CONFIGS, key=lambda name: name != "scaffold"))
+)
 def test_what_is_frozen_keeps_its_bits(name: str) -> None:
     config = CONFIGS[name]
     model = config.model()
@@ -100,22 +101,15 @@ def test_a_method_of_the_classifier_needs_one_that_is_trained(of: Any) -> None:
 PATTERNS = ("*/bias", "head/blocks_0/Dense_0")
 
 
-@pytest.fixture(scope="module")
-def partly() -> tuple[Algorithm, Variables, rounds.State]:
-    """Where a part of both halves is trained, with momentum on the server."""
-    variables, optimizer = initial(NORMED), optax.sgd(1.0, momentum=0.5)
+def test_patterns_choose_what_moves_and_what_is_uploaded() -> None:
+    """In both halves, with momentum on the server."""
+    before, optimizer = initial(NORMED), optax.sgd(1.0, momentum=0.5)
 
     def make(model: Model) -> Algorithm:
         return fedavg.fedavg(model, decaying(), server_optimizer=optimizer)
 
     algorithm = freezing.train_only(make, NORMED, PATTERNS)
-    return algorithm, variables, trained(algorithm, variables)
-
-
-def test_patterns_choose_what_moves_and_what_is_uploaded(
-    partly: tuple[Algorithm, Variables, rounds.State],
-) -> None:
-    algorithm, before, state = partly
+    state = trained(algorithm, before)
     assert algorithm.network is not None
     after = algorithm.network(state.server)
     size = 0

@@ -1,6 +1,6 @@
 """Rules for missing uploads, against a naive loop of FedAvg in NumPy, in float64."""
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import chex
@@ -12,10 +12,11 @@ import pytest
 
 import federations as tiny
 import linear_networks as linear
+import slow
 from federations import assert_close, assert_equal, plain
 from fedjax_inv import devices, missing, rounds, tree
 from fedjax_inv.algorithms import fedavg
-from fedjax_inv.types import Algorithm, Array, Cohort, Reply, Slots, Visit
+from fedjax_inv.types import Algorithm, Array, Cohort, Slots, Visit
 
 NUM_CLIENTS, HISTORY = len(linear.SIZES), 3
 
@@ -89,14 +90,24 @@ def test_reuse_is_the_naive_loop() -> None:
                 assert_close(remembered, upload, rtol=1e-8, atol=1e-10)
 
 
-def test_where_all_arrive_reuse_is_skip() -> None:
-    schedule = tiny.schedule()
+@pytest.mark.parametrize("name", slow.after(1, ["fedavg", "exit_strategy"]))
+def test_where_all_arrive_reuse_is_skip(name: str) -> None:
+    """Also where clients leave: nobody stands in who would not attend."""
+    config, federation, schedule = tiny.TABLE[name][0], tiny.federation(), tiny.schedule()
     schedule = schedule._replace(present=jnp.ones_like(schedule.present))
-    reused, skipped = algorithm("reuse"), algorithm("skip")
-    got, reports = program(reused)(start(reused), schedule)
-    expected, expected_reports = program(skipped)(start(skipped), schedule)
+
+    @partial(jax.jit, static_argnums=0)
+    def played(rule: str) -> Any:
+        made = missing.with_rule(tiny.build(name, config), rule)
+        key = jax.random.key(0)
+        state = rounds.init(made, tiny.initial(config.model(), key), federation, key, history=3)
+        return rounds.run(made, state, schedule, federation, axis=devices.chunked(2))
+
+    (got, reports), (expected, expected_reports) = map(played, ("reuse", "skip"))
     assert_close(got.server.wrapped, expected.server)
     assert_close(reports, expected_reports)
+    first, sizes = reports[0], np.array(tiny.SIZES)
+    assert np.all(first.present[sizes[schedule.who] > 0]) == (name == "fedavg")
 
 
 def test_reused_statistics_are_the_mean_of_the_clients_latest() -> None:
@@ -130,58 +141,6 @@ def test_a_round_in_which_nothing_arrives_is_the_identity() -> None:
     after, (report,) = program(made)(warm, nothing)
     assert_equal(after.server, warm.server)
     assert not report.present.any()
-
-
-def taking_turns() -> Algorithm:
-    """Clients attend every other round, even and odd ones in turn; a second exchange is apart."""
-    made = fedavg.fedavg(linear.MODEL, linear.work())
-    (exchange,) = made.exchanges
-
-    def echo(visit: Visit) -> Reply:
-        return Reply(visit.own, visit.undelayed_message, {})
-
-    def attends(server: Any, who: Array, round: Array) -> Array:
-        return (who + round) % 2 == 0
-
-    second = exchange._replace(
-        broadcast=lambda server: (),
-        client=echo,
-        aggregate=missing.aggregators.mean(),
-        update=lambda server, mean, cohort: server._replace(side=mean),
-        broadcast_undelayed=lambda server: server.variables.params.head,
-        blank=None,
-    )
-
-    def init_server(setup: Any) -> Any:
-        return made.init_server(setup)._replace(side=jnp.zeros((3, 3)))
-
-    def update(server: Any, mean: Any, cohort: Cohort) -> Any:
-        return exchange.update(server, mean, cohort)._replace(side=server.side)
-
-    turns = (exchange._replace(attends=attends, update=update), second)
-    return made._replace(init_server=init_server, exchanges=turns)
-
-
-@pytest.mark.slow
-def test_only_those_stand_in_who_would_attend_in_exchanges_that_allow_it() -> None:
-    alone = taking_turns()
-    made = missing.reuse(alone)
-    who = np.tile(np.arange(NUM_CLIENTS, dtype=np.int32), (4, 1))
-    schedule = Cohort(who, np.ones(who.shape, bool), np.zeros_like(who))
-    got, reports = program(made)(start(made), schedule)
-    expected, expected_reports = program(alone)(start(alone), schedule)
-    # All who would attend do, so nobody stands in.
-    assert_close(got.server.wrapped, expected.server)
-    assert_close(reports, expected_reports)
-    assert got.server.memories[1] == ()
-    assert got.server.memories[0].arrived.sum() == 4
-    # One who is missed does.
-    missed = schedule._replace(
-        present=schedule.present & ~((who == 4) & (np.arange(4) == 2)[:, None])
-    )
-    got, _ = program(made)(start(made), missed)
-    skipped, _ = program(alone)(start(alone), missed)
-    assert optax.tree.norm(optax.tree.sub(got.server.wrapped, skipped.server)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["fedavg", "exit_strategy"])
