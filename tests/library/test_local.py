@@ -19,7 +19,6 @@ from fedjax_inv.types import (
     Federation,
     GradFn,
     Halves,
-    Local,
     Shard,
     Step,
     Trained,
@@ -316,35 +315,3 @@ def test_on_an_accelerator_a_loop_of_known_length_leaves_what_one_of_unknown_len
     assert_close(trained, expected)
     assert expected.num_steps[1] == 0
     assert unknown.count("while[") == known.count("while[") + 1  # the other one is a scan
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        functools.partial(local.epochs, batch_size=4, num_epochs=2),
-        functools.partial(local.steps, batch_size=4, num_steps=3),
-        functools.partial(local.full_batch, capacity=9, num_steps=3),
-    ],
-    ids=["epochs", "steps", "full_batch"],
-)
-def test_a_step_may_see_the_momentum_and_carry_something_on(make: Callable[..., Work]) -> None:
-    """It adds up the real examples, and what the optimizer's momentum was before each step."""
-    work = make(optax.sgd(0.1, 0.5))
-    start = work.init(Variables(Halves(jnp.zeros(()), ()), Halves((), ())))
-    start = start._replace(carry=(jnp.int32(0), jnp.zeros(())))
-
-    def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
-        seen, total = at.carry
-        trace = optax.tree.get(at.opt_state, "trace").body
-        carry = seen + batch.mask.sum(), total + trace
-        return Step(Halves(jnp.ones(()), ()), at.variables.stats, {}, carry=carry)
-
-    run = jax.vmap(lambda shard, key: work.run_local(grad_fn, start, shard, key), (LANES, 0))
-    sizes = np.array([0, 1, 5, 9])
-    trained = trained_with(jax.jit(run), sizes)
-    seen, total = trained.local.carry
-    expected = {"epochs": 2 * sizes, "steps": 12 * (sizes > 0), "full_batch": 3 * sizes}
-    assert_equal(seen, expected[make.func.__name__].astype(np.int32))
-    # Before step t the momentum is 1 + 1/2 + ... of t - 1 terms.
-    before = [sum(2 - 2 * 0.5**t for t in range(count)) for count in trained.num_steps]
-    assert_close(total, np.float32(before))
