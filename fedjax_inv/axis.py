@@ -122,13 +122,10 @@ def vmapped() -> Axis:
 
 
 def chunked(size: int) -> Axis:
-    """Return an axis that computes `size` slots at a time, under one scan.
+    """Return an axis that computes `size` slots at a time, at least 1, under one scan.
 
     It needs memory for `size` clients. Size 1 computes a client without vmap: on a CPU that keeps
     the parameters of one client in the cache.
-
-    Args:
-      size: how many slots are computed at a time, at least 1.
     """
     checks.integer("size", size)
     return Axis(size)
@@ -137,11 +134,8 @@ def chunked(size: int) -> Axis:
 def sharded(name: str, inner: Axis | None = None) -> Axis:
     """Return an axis that splits the slots evenly over devices; all clients are on every device.
 
-    It is for use inside `over(mesh, ...)`.
-
-    Args:
-      name: the mesh axis of the devices.
-      inner: the axis by which each device folds its slots; by default `vmapped()`.
+    It is for use inside `over(mesh, ...)`, whose axis of devices has the name. A device folds its
+    slots by the inner axis, by default `vmapped()`.
     """
     return (inner or vmapped())._replace(name=name)
 
@@ -150,13 +144,8 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
     """Return an axis that gives each slot to the device that owns its client.
 
     Only the examples and states of its own clients need to be on a device (`owner` says which
-    clients it owns). It is for use inside `over(mesh, ...)`, like `sharded`. Each device has room
-    for as many slots as it may get, so with few clients in the cohort it also computes absent
-    slots.
-
-    Args:
-      name: the mesh axis of the devices.
-      inner: the axis by which each device folds its slots; by default `vmapped()`.
+    clients it owns). All else is as in `sharded`. Each device has room for as many slots as it may
+    get, so with few clients in the cohort it also computes absent slots.
     """
     return (inner or vmapped())._replace(name=name, replicated=False)
 
@@ -167,16 +156,11 @@ def over(
     in_specs: Tree = _WHOLE,
     out_specs: Tree = _WHOLE,
 ) -> Callable[..., Tree]:
-    """Return `fn` run on every device of a mesh.
+    """Return `fn` of arrays run on every device of a mesh.
 
     The devices share the work of the axes `sharded` and `owned` inside `fn`, and each of them
-    repeats everything else.
-
-    Args:
-      mesh: the devices.
-      fn: any function of arrays.
-      in_specs: where the arguments lie, as in `jax.shard_map`; by default whole on every device.
-      out_specs: where the results lie; by default whole on every device.
+    repeats everything else. The specs say where arguments and results lie, as in `jax.shard_map`;
+    by default whole on every device.
     """
     return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
@@ -232,21 +216,10 @@ def _in_chunks(fn: Fn, add: Add, init: Tree, slots: Tree, at_once: int) -> tuple
 
 
 def clients_per_device(num_clients: int, num_devices: int) -> int:
-    """Return how many clients a device has room for.
-
-    Args:
-      num_clients: N, at least 1.
-      num_devices: k, at least 1.
-    """
+    """Return for how many of N clients a device of k has room."""
     return -(-num_clients // num_devices)
 
 
 def owner(client: Any, num_clients: int, num_devices: int) -> Any:
-    """Return the device that owns a client.
-
-    Args:
-      client: the number of the client, or an array of numbers.
-      num_clients: N, at least 1.
-      num_devices: k, at least 1.
-    """
+    """Return the device of k that owns a client of N, or each client of an array."""
     return client // clients_per_device(num_clients, num_devices)

@@ -78,15 +78,9 @@ def is_shards(node: Tree) -> bool:
 
 
 def part(size: Any, device: Any, num_devices: int) -> tuple[Any, Any]:
-    """Return the part of shared shards that a device has.
+    """Return the part of shared shards of whole sizes [..., N] that a device of k has.
 
-    Args:
-      size: [..., N], those of the whole shards.
-      device: the number of the device.
-      num_devices: k.
-
-    Returns:
-      (where the part begins in the shard, its size), each [..., N].
+    It is (where the part begins in the shard, its size), each [..., N].
     """
     # Not size * device // k, which may exceed int32.
     begin, end = (
@@ -134,14 +128,9 @@ def shape_of_mesh(
 
 
 def mesh(shape: tuple[int, int], devices: Sequence[Device]) -> Mesh | None:
-    """Return the mesh of the first devices, with the axes `RUNS` and `CLIENTS`.
+    """Return the mesh of the first k_r k_c devices, with the axes `RUNS` and `CLIENTS`.
 
-    Args:
-      shape: (k_r, k_c), as `shape_of_mesh` returns it.
-      devices: k_r k_c of them or more.
-
-    Returns:
-      The mesh; None for a single device.
+    `shape` is (k_r, k_c), as `shape_of_mesh` returns it. For a single device there is None.
     """
     if math.prod(shape) == 1:
         return None
@@ -245,10 +234,8 @@ class Layout(NamedTuple):
     ) -> Callable[..., Tree]:
         """Return fn(data, inputs, *others) run on every device, with data and inputs as placed.
 
-        Args:
-          fn: a function of the arrays on one device.
-          others: where the other arguments lie, a tree of `PartitionSpec` for each.
-          results: where the results lie, a tree of `PartitionSpec`.
+        The function is of the arrays on one device. Trees of `PartitionSpec` say where each of the
+        other arguments and the results lie.
         """
         mesh = self.mesh
         if mesh is None:
@@ -274,11 +261,9 @@ class Layout(NamedTuple):
         return jax.tree.map(of, inputs, is_leaf=is_shards)
 
     def my_runs(self, tree: T, num_local: int) -> T:
-        """Return the runs of this device, of leaves [R, ...] that are whole on it.
+        """Return this device's num_local runs of leaves [R, ...] that are whole on it.
 
-        Args:
-          tree: the leaves.
-          num_local: how many runs the device has. The last run stands for runs beyond R.
+        The last run stands for runs beyond R.
         """
         if self.run_devices == 1:
             return tree
@@ -286,41 +271,27 @@ class Layout(NamedTuple):
         wanted = first + jax.numpy.arange(num_local)
         return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
-    def place(
-        self,
-        data: Examples,
-        inputs: T,
-        put: Callable[[Tree, NamedSharding], Tree] | None = None,
-    ) -> tuple[Examples, T]:
-        """Place data and inputs on the devices, as the program expects them.
+    def place(self, data: Examples, inputs: T) -> tuple[Examples, T]:
+        """Place data and inputs, equal on each process, on the devices as the program expects them.
 
-        The last run is repeated until the devices share the runs evenly.
+        The last run is repeated until the devices share the runs evenly. With `own`, data become
+        [k_r k_c, m, ...]: for each device the examples that its shards name, padded to the largest
+        number on a device.
 
         Args:
-          data: M examples, whole and equal on each process.
-          inputs: a tree of leaves [R, ...] with `ClientShards` and `SharedExamples` in it, equal on
-            each process.
-          put: how to place a tree under a sharding; by default `jax.device_put`.
-
-        Returns:
-          (data, inputs), their leaves placed. With `own`, data are [k_r k_c, m, ...]: for each
-          device the examples that its shards name, padded to the largest number on a device.
+          data: M examples.
+          inputs: a tree of leaves [R, ...] with `ClientShards` and `SharedExamples` in it.
         """
         if self.mesh is None:
             return data, inputs
-        put = put or _put
         inputs = jax.tree.map(self._padded, inputs)
         if self.own:
             rows, inputs = _by_owner(len(jax.tree.leaves(data)[0]), inputs, self)
             data = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
-        placed = [
-            put(leaf, self._sharding(spec))
-            for leaf, spec in zip(
-                jax.tree.leaves(inputs), jax.tree.leaves(self._specs(inputs)), strict=True
-            )
-        ]
-        inputs = jax.tree.unflatten(jax.tree.structure(inputs), placed)
-        return put(data, self._sharding(self._data_spec)), inputs
+        inputs = jax.tree.map(
+            lambda leaf, spec: _put(leaf, self._sharding(spec)), inputs, self._specs(inputs)
+        )
+        return _put(data, self._sharding(self._data_spec)), inputs
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None
@@ -349,14 +320,9 @@ class Layout(NamedTuple):
         return _put(states, self._sharding(self.client_spec))
 
     def gather_clients(self, states: Tree, num_clients: int) -> Tree:
-        """Return clients' states [R, C, ...], the same for every layout and number of devices.
+        """Return clients' states [R, C, ...] of the program, the same for every layout.
 
-        Args:
-          states: the states that the program returned.
-          num_clients: C.
-
-        Returns:
-          The states, on the host if they differ between devices.
+        They are on the host if they differ between devices.
         """
         states = self.gather_runs(states)
         if self._client_name is None:
@@ -364,13 +330,9 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda array: on_host(array)[:, :num_clients], states)
 
     def gather_runs(self, tree: Tree) -> Tree:
-        """Return arrays [R, ...] of all runs, the same for every layout and number of devices.
+        """Return arrays [R, ...] of the program for all runs, the same for every layout.
 
-        Args:
-          tree: arrays that the program returned.
-
-        Returns:
-          The arrays, on the host if they differ between devices.
+        They are on the host if they differ between devices.
         """
         if self.run_devices == 1:
             return tree
@@ -476,15 +438,10 @@ def _put(tree: T, where: NamedSharding) -> T:
 
 
 def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
-    """Return the part of one device of data and inputs, as placed with `own`.
+    """Return the part of one device, data [m, ...] and shards with an order [R, l].
 
-    Args:
-      data: examples that `Layout.place` has placed with `own`, [1, m, ...] inside `over`. Outside
-        they are [k, m, ...], and the first device's are taken.
-      inputs: a tree whose shards have an order [1, R, l] or [k_c, R, l].
-
-    Returns:
-      (data [m, ...], inputs whose shards have an order [R, l]).
+    Data and inputs are as `Layout.place` has placed them with `own`. Inside `over` they are [1, m,
+    ...] and [1, R, l]; outside [k, m, ...] and [k_c, R, l], and the first device's are taken.
     """
 
     def local(node: Tree) -> Tree:

@@ -221,11 +221,7 @@ class Fitted:
         return self.plan.build(self.runs[run].hyper)
 
     def state(self, run: int = 0) -> rounds.State:
-        """Return the state of a run, with the states of all clients [C, ...].
-
-        Args:
-          run: the number of the run.
-        """
+        """Return the state of a run, with the states of all clients [C, ...]."""
         self._check_run(run)
         return jax.tree.map(lambda leaf: leaf[run], self.stored().state)
 
@@ -233,10 +229,8 @@ class Fitted:
         """Return the parameters and statistics of the network of a client that was never seen.
 
         `models.predict(model, fitted.network(), x)` are its outputs, except for an algorithm that
-        computes outputs in a way of its own (CAFE), for which only `predict` gives them.
-
-        Args:
-          run: the number of the run.
+        computes outputs in a way of its own (CAFE), for which only `predict` gives them. There is
+        a UsageError if the algorithm has no single network.
         """
         network = self.algorithm(run).network
         if network is None:
@@ -244,17 +238,11 @@ class Fitted:
         return network(self.state(run).server)
 
     def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> Any:
-        """Return the outputs of a run's network.
+        """Return the outputs of a run's network on inputs x [B, ...], on the host.
 
-        Args:
-          x: inputs [B, ...].
-          run: the number of the run.
-          client: the number of the client that is served, for an algorithm with personal networks;
-            None for one that was never seen.
-
-        Returns:
-          The outputs [B, ...] as an array of NumPy, or as a tree if the network has several;
-          logits [B, K] of classifiers, whose classes are argmax(-1).
+        They are [B, ...], or a tree if the network has several; logits [B, K] of classifiers, whose
+        classes are argmax(-1). `client` is the client that is served, for an algorithm with
+        personal networks, or None for one that was never seen.
         """
         algorithm, state = self.algorithm(run), self.state(run)
         x = self._inputs_of(x)
@@ -275,15 +263,9 @@ class Fitted:
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def evaluate(self, x: Tree, y: Tree, *, client: int | None = None) -> evaluation.Scores:
-        """Return the score and the loss of every run on examples.
+        """Return the mean score [R] and loss [R] of every run on B examples, and B [R].
 
-        Args:
-          x: inputs [B, ...].
-          y: targets [B, ...].
-          client: as in `predict`.
-
-        Returns:
-          The mean score [R], the mean loss [R] and the number of examples [R], as NumPy arrays.
+        x are inputs [B, ...], y targets [B, ...], and `client` is as in `predict`.
         """
         x, y = self._inputs_of(x), self._targets_of(y)
         self._check_client(client)
@@ -324,9 +306,7 @@ class Fitted:
 def _values(outcome: Outcome, *, drops: bool) -> dict[str, np.ndarray]:
     """Return the values [R] of an evaluation and of the rounds before it, as in `History`.
 
-    Args:
-      outcome: the report.
-      drops: whether an update that is not finite is left out, and so has no part in a mean.
+    `drops` is whether an update that is not finite is left out, and so has no part in a mean.
     """
     values = {}
     # Such a round's NaN is a loss; another round's says that nobody took part.

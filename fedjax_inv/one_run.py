@@ -116,7 +116,7 @@ def _at_precision(
 class OneRun(NamedTuple):
     """The functions of one run.
 
-    Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`,
+    Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`
     and cohorts [T, S] or cohort [S].
     """
 
@@ -217,16 +217,10 @@ class OneRun(NamedTuple):
     def watch(
         self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
     ) -> tuple[Training, dict[str, Array]]:
-        """Return the training with the stops after a round, and the watched scores.
+        """Return the training with the stops after a round, and the watched scores, each [].
 
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          training: the training after the round, with the stops before it.
-          cohort: the cohort of the round, [S].
-
-        Returns:
-          (training, scores by "train" and "test", each []); no scores if nothing is watched.
+        The training that is passed has the stops before the round. The scores are by "train" and
+        "test"; there are none if nothing is watched.
         """
         state, stops = training
         if inputs.watched is None:
@@ -250,20 +244,9 @@ class OneRun(NamedTuple):
         return Training(state, stops), score
 
     def scores(
-        self,
-        data: Examples,
-        inputs: Inputs,
-        state: rounds.State,
-        needed: Array | bool,
+        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
     ) -> Scores:
-        """Return all scores of a state.
-
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          state: the state of the run.
-          needed: [] bool; if false, the scores are arbitrary.
-        """
+        """Return all scores of a state; they are arbitrary unless they are needed, [] bool."""
         sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
         train, valid, test = self.evaluate_each(data, inputs, state, sets, needed)
         return Scores(self.pooled(train), self.by_group(inputs, valid), test)
@@ -289,18 +272,9 @@ class OneRun(NamedTuple):
         sets: Sets,
         needed: Array | bool = True,
     ) -> list[evaluation.Scores]:
-        """Return the scores of a state on sets of shards, one for each shard of each set.
-
-        Args:
-          data: the examples, which all runs share.
-          inputs: the inputs of the run.
-          state: the state of the run.
-          sets: the shards, and whether they are `seen` (`evaluation.evaluate`).
-          needed: as in `scores`.
-        """
-        algorithm = self.algorithm(inputs)
+        """Return the scores of a state on sets of shards, one for each shard of each set."""
         return evaluation.evaluate_each(
-            algorithm,
+            self.algorithm(inputs),
             state,
             [
                 evaluation.Set(Federation(data, *shards), seen, isinstance(shards, SharedExamples))
@@ -328,13 +302,10 @@ def _first_broken(report: rounds.Report, who: Array) -> Array:
 
 
 def _mean_metrics(reports: tuple[rounds.Report, ...]) -> dict[str, Array]:
-    """Return each metric's mean over the clients that took part, weighted by size.
+    """Return each metric's mean over the clients that took part, weighted by size, [T].
 
-    If several exchanges report metrics, the index of the exchange precedes the names of all but the
-    last of them.
-
-    Returns:
-      The means, each [T], NaN in rounds in which nobody took part.
+    It is NaN in rounds in which nobody took part. If several exchanges report metrics, the index of
+    the exchange precedes the names of all but the last of them.
     """
     means = {}
     last = max((index for index, report in enumerate(reports) if report.metrics), default=0)

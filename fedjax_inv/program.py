@@ -71,17 +71,7 @@ class Program(NamedTuple):
     def segment(
         self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
     ) -> tuple[Training, Outcome]:
-        """Play rounds, then evaluate. The training that is passed is donated.
-
-        Args:
-          data: the examples.
-          inputs: the inputs of the runs.
-          training: the training before the rounds.
-          cohorts: those of the rounds, [R, T, S].
-
-        Returns:
-          (the training after the rounds, the outcome).
-        """
+        """Play the rounds of cohorts [R, T, S], then evaluate; the training passed is donated."""
         # Two programs: the one that evaluates serves before the first round too, and algorithms
         # that predict alike share it.
         training, played = self.rounds(data, inputs, training, cohorts)
