@@ -56,12 +56,9 @@ class _Sums(NamedTuple):
 
 
 def as_numbers(x: Tree) -> Array:
-    """Return inputs in floating point, for averaging: 8-bit images in [0, 1], others unchanged.
+    """Return inputs [B, ...] in floating point, for averaging: 8-bit images in [0, 1].
 
     Those of 16 bits become float32, as the sum of many would overflow or lose its last digits.
-
-    Args:
-      x: preprocessed inputs [B, ...].
     """
     is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(x))
     if not is_array or not jnp.issubdtype(unit_range(x).dtype, jnp.floating):
@@ -133,9 +130,7 @@ def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averag
 def columns(y: Array, num_columns: int) -> Array:
     """Return targets as numbers whose means make sense, [B, K] float32.
 
-    Args:
-      y: [B] classes, which become one-hot; or [B, K] labels or values, or [B] values.
-      num_columns: K.
+    They are classes [B], which become one-hot, labels or values [B, K], or values [B].
     """
     if jnp.issubdtype(y.dtype, jnp.integer):
         chex.assert_rank(y, 1)
@@ -191,13 +186,7 @@ def of_shard(
 
 
 def draw(averages: Averages, key: Array, num: int) -> tuple[Tree, Array]:
-    """Return (x [num, ...], y [num, K]) of rows drawn with replacement; zeros if none is real.
-
-    Args:
-      averages: the rows, A of them.
-      key: the random key of the draw.
-      num: how many rows are drawn.
-    """
+    """Return (x [num, ...], y [num, K]) of rows drawn with replacement; zeros if none is real."""
     row = jax.random.randint(key, (num,), 0, jnp.maximum(averages.real.sum(), 1))
     return tree.take((averages.x, averages.y), row)
 

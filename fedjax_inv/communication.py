@@ -23,17 +23,9 @@ def size(shapes: Tree) -> int:
 
 
 def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple[Traffic, ...]:
-    """Return the bytes that a client downloads and uploads in each exchange of a round.
+    """Return what a client downloads and uploads in each exchange of a round, in their order.
 
-    Only shapes are computed.
-
-    Args:
-      algorithm: the algorithm whose exchanges are measured.
-      state: a state of a run, or its shapes.
-      federation: the federation of the run, or its shapes.
-
-    Returns:
-      A `Traffic` for each exchange, in the order of the exchanges.
+    Only shapes are computed; the state and the federation may be shapes, too.
     """
 
     def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:

@@ -59,12 +59,7 @@ class Inputs(NamedTuple):
 
 
 def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
-    """Return a run for every combination of values and every seed.
-
-    Args:
-      seeds: the seeds of each combination.
-      **hyper: the values of each hyperparameter, by its name.
-    """
+    """Return a run for every combination of the values of each hyperparameter and every seed."""
     combinations = itertools.product(*hyper.values())
     return [
         Run(seed, dict(zip(hyper, values, strict=True)))
@@ -183,13 +178,10 @@ def _first(shards: T, count: int) -> T:
 
 
 def groups(domain: np.ndarray) -> np.ndarray:
-    """Return the validation group of each client: its domain, the domains numbered from 0.
+    """Return the validation group [..., C] of each client, its domain, numbered from 0.
 
-    Args:
-      domain: [..., C] integers, -1 for a client with examples of several domains.
-
-    Returns:
-      [..., C] int32; all 0 if any client of any axis has several domains.
+    `domain` [..., C] is -1 for a client with examples of several. If any client of any axis has,
+    all groups are 0.
     """
     if (domain < 0).any():
         return np.zeros(domain.shape, np.int32)
@@ -213,15 +205,7 @@ def schedule_key(seed: int | Array) -> Array:
 
 
 def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
-    """Draw the cohorts of all rounds and runs.
-
-    Args:
-      schedule: (random key) -> cohorts [T, S].
-      inputs: the inputs of the R runs; the key of a run comes from its seed.
-
-    Returns:
-      The cohorts, [R, T, S].
-    """
+    """Draw the cohorts [R, T, S] of all runs, whose seeds give the keys of the schedule."""
     seeds = devices.on_host(inputs.seed)
     of_seeds = jax.vmap(lambda seed: schedule(schedule_key(seed)))
     return jax.jit(of_seeds, compiler_options=platforms.quick_to_compile())(seeds)

@@ -46,29 +46,14 @@ def check(schedule: Cohort, num_clients: int, history: int) -> None:
 
 
 def everyone(num_clients: int, num_rounds: int) -> Cohort:
-    """Return a schedule in which all clients attend every round.
-
-    Args:
-      num_clients: C.
-      num_rounds: T.
-
-    Returns:
-      The schedule, [T, C].
-    """
+    """Return a schedule [T, C] in which all C clients attend each of T rounds."""
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
 def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohort:
-    """Return a schedule of clients drawn uniformly without replacement in each round.
+    """Return a schedule [T, S] of clients drawn uniformly without replacement in each round.
 
-    Args:
-      key: a random key.
-      num_clients: C.
-      cohort: S, how many clients attend a round, in 1..C.
-      num_rounds: T.
-
-    Returns:
-      The schedule, [T, S].
+    `cohort` is S, how many of the C clients attend a round, in 1..C.
     """
     checks.integer("cohort", cohort, 1, num_clients, ", the clients")
 
@@ -85,12 +70,7 @@ def _schedule(who: Array) -> Cohort:
 
 
 def cohort_size(num_clients: int, rate: float) -> int:
-    """Return how many of C clients a sampling rate selects: rate * C, rounded.
-
-    Args:
-      num_clients: C.
-      rate: the part of the clients that attend a round, above 0 and at most 1.
-    """
+    """Return how many of C clients a sampling rate in (0, 1] selects: rate * C, rounded."""
     checks.real("rate", rate, 0, 1)
     cohort = round(rate * num_clients)
     if cohort < 1:
@@ -99,16 +79,10 @@ def cohort_size(num_clients: int, rate: float) -> int:
 
 
 def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequency: float) -> Array:
-    """Return the probability with which an upload of each client arrives.
+    """Return the probability with which an upload of each client arrives, [C].
 
-    Args:
-      key: a random key, which draws the sparse clients uniformly.
-      num_clients: C.
-      sparse: the part of the clients that are sparse, between 0 and 1; rounded to whole clients.
-      frequency: the probability of sparse clients, above 0 and at most 1; that of others is 1.
-
-    Returns:
-      The probabilities, [C].
+    It is `frequency`, in (0, 1], for the part `sparse` of the clients, rounded to whole clients and
+    drawn uniformly by the key, and 1 for the others.
     """
     is_sparse = jax.random.permutation(key, num_clients) < round(sparse * num_clients)
     return jnp.where(is_sparse, float(frequency), 1.0)
@@ -117,11 +91,8 @@ def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequen
 def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
     """Return a schedule from which each client of each round is dropped with a probability.
 
-    Args:
-      schedule: [T, S].
-      key: a random key.
-      probability: the probability of being absent, a scalar or one per client [C]. If uploads
-        arrive with probability p, it is 1 - p.
+    The probability of being absent is a scalar or one per client [C]. If uploads arrive with
+    probability p, it is 1 - p.
     """
     failed = _failed(schedule, key, probability)
     return schedule._replace(present=schedule.present & ~failed)
@@ -181,12 +152,8 @@ def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
 def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
     """Return a schedule in which clients work on the broadcast of some rounds ago.
 
-    In the first rounds they work on the first broadcast. The run must keep 1 + max(delay)
-    broadcasts (`rounds.init(history=...)`).
-
-    Args:
-      schedule: [T, S].
-      delay: the delay in rounds, at least 0, a scalar or one per client [C].
+    The delay in rounds is a scalar or one per client [C]. In the first rounds clients work on the
+    first broadcast. The run must keep 1 + max(delay) broadcasts (`rounds.init(history=...)`).
     """
     return schedule._replace(delay=_of_slots(schedule, jnp.asarray(delay, jnp.int32)))
 
@@ -194,9 +161,7 @@ def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
 def every(schedule: Cohort, period: int | Array) -> Cohort:
     """Return a schedule in which client c attends only the rounds t with t mod period[c] = 0.
 
-    Args:
-      schedule: [T, S].
-      period: the period in rounds, at least 1, a scalar or one per client [C].
+    The period is a scalar or one per client [C].
     """
     rounds = jnp.arange(schedule.who.shape[0])[:, None]
     due = rounds % _of_slots(schedule, jnp.asarray(period, jnp.int32)) == 0
@@ -206,14 +171,10 @@ def every(schedule: Cohort, period: int | Array) -> Cohort:
 def slow(schedule: Cohort, rounds_per_update: int | Array) -> Cohort:
     """Return a schedule in which clients need m rounds for an update.
 
-    A client starts an update in round s, on its broadcast w_s, and delivers it in round s + m - 1,
-    whose result is w_{s + m}: so the update that leads to w_t was computed from w_{t - m}. In round
-    0 all clients attend without delay; later a client attends every m-th round. The run must keep
-    max(m) broadcasts.
-
-    Args:
-      schedule: [T, S].
-      rounds_per_update: m, at least 1, a scalar or one per client [C]; 1 for a regular client.
+    m is a scalar or one per client [C]; 1 for a regular client. A client starts an update in round
+    s, on its broadcast w_s, and delivers it in round s + m - 1, whose result is w_{s + m}: so the
+    update that leads to w_t was computed from w_{t - m}. In round 0 all clients attend without
+    delay; later a client attends every m-th round. The run must keep max(m) broadcasts.
     """
     return delayed(every(schedule, rounds_per_update), jnp.asarray(rounds_per_update) - 1)
 
@@ -229,10 +190,6 @@ def first_all(schedule: Cohort, num_clients: int) -> Cohort:
 
     The first ceil(C / S) rounds are replaced: all clients attend round 0 if there are C slots or
     more. Apply it last, after functions that make clients absent.
-
-    Args:
-      schedule: [T, S], with ceil(C / S) rounds or more.
-      num_clients: C.
     """
     slots = schedule.who.shape[1]
     needed = -(-num_clients // slots)

@@ -36,10 +36,8 @@ def upload_of(trained: Variables, received: Variables) -> Variables:
 def delta_of(server: Server, mean: Variables, weight: Array) -> Variables:
     """Return the change of the server's network by the mean of uploads, as `update` takes it.
 
-    Args:
-      server: the server.
-      mean: the mean of what clients made by `upload_of`.
-      weight: [] the sum of the clients' weights; if it is 0, statistics stay as they are.
+    `mean` is that of what clients made by `upload_of`. Statistics stay as they are if `weight`, []
+    the sum of the clients' weights, is 0.
     """
     change = optax.tree.sub(mean.stats, server.variables.stats)
     zeros = optax.tree.zeros_like(change)

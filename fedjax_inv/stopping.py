@@ -29,12 +29,7 @@ class Stops(NamedTuple):
 
 
 def init(num_thresholds: int, scores: Tree) -> Stops:
-    """Return the stops before any threshold has been met.
-
-    Args:
-      num_thresholds: K.
-      scores: the shapes of the scores that `update` measures.
-    """
+    """Return the stops before any of K thresholds is met, with scores of the shapes of `update`."""
     zeros = jax.tree.map(lambda s: jnp.zeros((num_thresholds, *s.shape), s.dtype), scores)
     return Stops(jnp.zeros(num_thresholds, jnp.int32), zeros)
 

@@ -41,21 +41,12 @@ def streamed(
     every: int,
     part_bytes: int = PART_BYTES,
 ) -> Program:
-    """Return a program for examples that stay on the host.
+    """Return a program for examples that stay on the host; its functions are those of `made`.
 
-    Args:
-      made: the program, for the same layout.
-      source: the examples.
-      inputs: the inputs of the R runs, in which nothing is watched.
-      cohorts: those of all rounds, [R, T, S], on the host.
-      layout: the devices, with `own=False`. Each holds the examples of the whole part.
-      every: how many rounds `rounds` plays. A part has a divisor of that many, as long as its
-        examples fit into `part_bytes`; one round may need more.
-      part_bytes: the memory for the examples of a part. A device holds two parts at once.
-
-    Returns:
-      The same functions. `data` is not looked at, and `rounds` takes the cohorts that follow those
-      of the rounds before.
+    `data` is not looked at, and `rounds` takes the cohorts that follow those of the rounds before.
+    In the inputs nothing is watched, and the layout has `own=False`: each device holds the examples
+    of a whole part, and two parts at once. `rounds` plays `every` rounds, and a part is a divisor
+    of that many whose examples fit into `part_bytes`; one round may need more.
     """
     if layout.own:
         raise UsageError("layout", ..., "must have own=False")
@@ -273,16 +264,10 @@ class _Parts:
 
 
 def _window(size: np.ndarray, number: int, count: int, blocks: int) -> tuple[Any, Any]:
-    """Return one of `count` parts of shards: (rows to skip, rows to take), each [R, N].
+    """Return one of `count` parts of shards of sizes [R, N]: (rows to skip, rows to take), [R, N].
 
     A part has rows that follow each other in each block of shards. Devices evaluate a block each,
     so all of them have as much to do.
-
-    Args:
-      size: [R, N], the rows of the shards.
-      number: the part, from 0.
-      count: the number of parts.
-      blocks: the number of blocks.
     """
     num_runs, num_shards = size.shape
     more = -num_shards % blocks

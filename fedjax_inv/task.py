@@ -29,9 +29,7 @@ class Task(NamedTuple):
     def num_classes(self, model: Model, examples: Examples) -> int:
         """Return K, the outputs of the network for classes; 0 for other targets.
 
-        Args:
-          model: the network.
-          examples: the examples of all clients.
+        There may be more outputs than classes in the examples, as a class may have no example yet.
         """
         x = jax.tree.map(lambda leaf: leaf[:1], examples.x)
         try:
@@ -77,13 +75,9 @@ def _told(arrays: Tree) -> str:
 
 
 def task_of(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Task:
-    """Return the loss and the score, by default those of the targets.
+    """Return the loss and the score for targets [M, ...], by default those of the targets.
 
-    Args:
-      algorithm: the algorithm's factory.
-      y: the targets [M, ...].
-      loss: the loss, or None.
-      score: a function, of which a higher value is better, a `Score`, or None.
+    Of a score that is a function a higher value is better.
     """
     is_array = jax.tree_util.all_leaves([y])
     for name, value in (("loss", loss), ("score", score)):
@@ -138,10 +132,7 @@ def _name(algorithm: Factory) -> str:
 def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[str, Any]) -> None:
     """Raise UsageError for a setting that the algorithm does not have, and one that it lacks.
 
-    Args:
-      algorithm: the algorithm's factory.
-      given: the settings by name.
-      local: those that local training has, too.
+    `local` are those that local training has, too.
     """
     try:
         parameters = [*inspect.signature(algorithm).parameters.values()]

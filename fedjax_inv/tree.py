@@ -16,25 +16,14 @@ def on_device(tree: Tree) -> Tree:
 
 
 def take(tree: Tree, index: Array | int) -> Tree:
-    """Return the entries `index` of the leading axis of every leaf.
-
-    Args:
-      tree: leaves [C, ...].
-      index: [S] or [] int, in 0..C-1.
-
-    Returns:
-      Leaves [S, ...] or [...].
-    """
+    """Return the entries `index`, [S] or [] int, of the leading axis of leaves [C, ...]."""
     return jax.tree.map(lambda leaf: leaf[index], tree)
 
 
 def put(tree: Tree, index: Array, values: Tree) -> Tree:
-    """Return `tree` with other values at some indices of the leading axis.
+    """Return leaves [C, ...] with values [S, ...] or [...] at `index`, [S] or [] int32.
 
-    Args:
-      tree: leaves [C, ...].
-      index: [S] or [] int32; an index of C or more writes nothing.
-      values: leaves [S, ...] or [...].
+    An index of C or more writes nothing.
     """
     length = min((leaf.shape[0] for leaf in jax.tree.leaves(tree)), default=0)
     if platforms.on_cpu() or jnp.ndim(index) != 1 or index.shape[0] < length:
@@ -53,24 +42,14 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
 
 
 def scaled(factor: float | Array, tree: Tree) -> Tree:
-    """Return factor x each leaf, in the leaf's dtype, whatever that of the factor is.
-
-    Args:
-      factor: [].
-      tree: leaves of floats.
-    """
+    """Return factor [] x each leaf of floats, in the leaf's dtype, whatever the factor's is."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
-    """Return the weighted sum over the leading axis of every leaf.
+    """Return the sum of leaves [S, ...] over the leading axis, weighted by weights [S].
 
-    Args:
-      tree: leaves [S, ...].
-      weights: [S].
-
-    Returns:
-      Leaves [...]: floats in their own dtypes, others in float32.
+    Floats keep their dtypes; others become float32.
     """
 
     def leaf(values: Array) -> Array:

@@ -36,12 +36,9 @@ def layers(server: Tree) -> Iterator[Tree]:
 
 
 def lift(exchange: Exchange) -> Exchange:
-    """Return an exchange of the inner algorithm as an exchange of the outer algorithm.
+    """Return an exchange on the inner server as an exchange on the outer one.
 
     It changes `wrapped` and no other field of the server.
-
-    Args:
-      exchange: an exchange on the inner server.
     """
     blank = exchange.blank
 
@@ -62,10 +59,8 @@ def around(
 ) -> Algorithm:
     """Return an algorithm that serves clients as the inner one does.
 
-    Args:
-      algorithm: the inner algorithm.
-      init_server: the wrapping server before the first round.
-      exchanges: the round trips of one round, on the wrapping server; see `lift`.
+    Its server before the first round is that of `init_server`, and its exchanges are on the
+    wrapping server; see `lift`.
     """
     network = algorithm.network
 

@@ -30,12 +30,9 @@ class _Rows(NamedTuple):
 
 
 def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
-    """Return the examples of clients as `fit` takes them.
+    """Return inputs and targets [M, ...] of clients as `fit` takes them.
 
-    Args:
-      x: inputs [M, ...].
-      y: targets [M, ...].
-      client: [M] integers, the client of each example; clients are numbered in the order of these.
+    `client` [M] are integers, the client of each example, in whose order clients are numbered.
     """
     x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
     if client.dtype.kind not in "iu" or lengths((x, y, client)) != {client.size} or not client.size:
@@ -46,13 +43,9 @@ def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
 
 
 def of_arrays(clients: Any) -> tuple[Tree, Tree, list[np.ndarray]]:
-    """Return the examples of clients on the host, and the rows of each client.
+    """Return (x [M, ...], y [M, ...], an array of rows for each client), on the host.
 
-    Args:
-      clients: a list of (x, y) for each client, each [n, ...]; or what `by_client` returns.
-
-    Returns:
-      (x [M, ...], y [M, ...], an array of rows for each client).
+    Clients are a list of (x, y) for each, each [n, ...]; or what `by_client` returns.
     """
     x, y, parts = clients[:3] if isinstance(clients, _Rows) else _of_list(clients)
     _check_numbers(x, y)
@@ -192,14 +185,9 @@ def splits_of_arrays(
 ) -> tuple[Examples, dict[int, Split]]:
     """Return the examples, and a split of each client's examples for each seed.
 
-    Args:
-      x: inputs on the host [M, ...].
-      y: targets on the host [M, ...].
-      parts: the rows of each client.
-      test: further inputs and targets, which no client holds; None for no test.
-      validation: the part of each client's examples that is held out for validation, as in
-        `federation.validation_size`.
-      seeds: the seeds of the draws of validation examples.
+    x and y [M, ...] are on the host, and `parts` are the rows of each client. `test` are further
+    inputs and targets that no client holds. `validation` is the part of each client's examples that
+    is held out for validation, as in `federation.validation_size`.
     """
     checks.real("validation", validation, 0, 1)
     num_train = len(jax.tree.leaves(y)[0])

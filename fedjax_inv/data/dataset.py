@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 TASKS = ("classes", "labels", "values")
+_OF_EXAMPLES = ("x", "y", "domain", "test", "user", "original", "valid")  # fields [M, ...]
 
 
 class Column(NamedTuple):
@@ -63,8 +65,7 @@ class Dataset(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """Return the examples in some rows, [n] integers or [M] bool."""
-        names = ("x", "y", "domain", "test", "user", "original", "valid")
-        of_examples = {name: getattr(self, name) for name in names}
+        of_examples = {name: getattr(self, name) for name in _OF_EXAMPLES}
         return self._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
 
@@ -74,28 +75,20 @@ def check_dataset(dataset: Dataset) -> None:
         if not names or len({*names}) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
     num_names, num_examples = len(dataset.classes), len(dataset.y)
-    needed = {"domain": len(dataset.domains), "user": np.inf, "original": np.inf}
-    needed |= {"y": num_names} if dataset.task == "classes" else {}
-    for name, end in needed.items():
-        field = getattr(dataset, name)
-        if field is None:
-            continue
-        array = np.asarray(field)
-        is_of_all = array.dtype.kind in "iu" and array.shape == (num_examples,) and num_examples > 0
-        if not is_of_all or array.min() < 0 or array.max() >= end:
-            text = f"must be integers [{num_examples}] of at least 0 and below {end}"
-            raise UsageError(f"dataset.{name}", array, text)
-    if dataset.task != "classes":
-        shapes = [(num_examples, num_names)] + [(num_examples,)] * (num_names == 1)
-        if dataset.y.shape not in shapes or not holds_finite(dataset.y):
-            text = f"must be finite, with a column for each of {num_names} names in classes"
-            raise UsageError("dataset.y", dataset.y, text)
-    test = np.asarray(dataset.test)
-    if test.dtype != bool or test.shape != (num_examples,):
-        raise UsageError("dataset.test", test, f"must be bool [{num_examples}]")
-    for path, leaf in jax.tree_util.tree_leaves_with_path(dataset.x):
-        name = f"dataset.x{jax.tree_util.keystr(path)}"
-        if np.shape(leaf)[:1] != (num_examples,) or not holds_finite(leaf):
+    ends = {"domain": len(dataset.domains), "user": 2**31, "original": 2**31}
+    ends |= {"y": num_names} if dataset.task == "classes" else {}
+    for name, end in ends.items():
+        if getattr(dataset, name) is not None:
+            checks.integers(f"dataset.{name}", getattr(dataset, name), 0, end - 1)
+    if dataset.task != "classes" and dataset.y.size != num_names * num_examples:
+        text = f"must have a column for each of {num_names} names in classes"
+        raise UsageError("dataset.y", dataset.y, text)
+    if np.asarray(dataset.test).dtype != bool:
+        raise UsageError("dataset.test", dataset.test, "must be bool")
+    of_examples = {name: getattr(dataset, name) for name in _OF_EXAMPLES}
+    for (field, *rest), leaf in jax.tree_util.tree_leaves_with_path(of_examples):
+        if np.shape(leaf)[:1] != (num_examples,) or not num_examples or not holds_finite(leaf):
+            name = f"dataset.{field.key}{jax.tree_util.keystr(rest)}"
             raise UsageError(name, leaf, f"must be finite numbers [{num_examples}, ...]")
 
 

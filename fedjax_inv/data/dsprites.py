@@ -54,15 +54,11 @@ def latent_values(index: np.ndarray) -> np.ndarray:
 
 
 def render(latents: np.ndarray) -> np.ndarray:
-    """Draw images.
+    """Draw images [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
 
-    Args:
-      latents: [n, 6] color (not used); shape 1, 2 or 3, as in SHAPES; scale; orientation in radians
-        counter-clockwise; position x and y in [0, 1], which are columns 16 to 47 from the left and
-        rows 16 to 47 from the top. Values between the original's are allowed.
-
-    Returns:
-      Images [n, 64, 64] uint8, 1 inside the shape and 0 elsewhere.
+    Latents [n, 6] are color (not used); shape 1, 2 or 3, as in SHAPES; scale; orientation in
+    radians counter-clockwise; position x and y in [0, 1], which are columns 16 to 47 from the left
+    and rows 16 to 47 from the top. Values between the original's are allowed.
     """
     images = np.zeros((len(latents), _SIZE, _SIZE), np.uint8)
     for code, inside in enumerate((_in_square, _in_ellipse, _in_heart), start=1):

@@ -302,18 +302,11 @@ def dealt(
     test_fraction: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Deal the examples to training domains and the test; copies of one original go together.
+    """Deal the examples to D training domains and the test, D: the domain of each, [M] int32.
 
-    Args:
-      dataset: a data set of M examples.
-      num_domains: D, the training domains.
-      domains_of: n -> the domains [n] of the n originals outside the test, which are shuffled, in
-        0..D-1, or -1 for none.
-      test_fraction: the part that is the test, drawn at random, if the data set has no test split.
-      rng: the generator of the draws.
-
-    Returns:
-      The domain of each example, [M] int32; D stands for the test.
+    Copies of one original go together. The test is the test split, or a part drawn at random if
+    there is none. `domains_of` returns for n the domains [n] of the n originals outside the test,
+    which are shuffled, in 0..D-1, or -1 for none.
     """
     every, original = originals(dataset)
     test = dataset.test[every]

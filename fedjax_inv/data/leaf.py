@@ -17,14 +17,10 @@ _SIDE = 28
 
 
 def files(path: Path) -> list[tuple[Path, bool]]:
-    """Return the json files of a LEAF data set, and whether each is for the test.
+    """Return (file, whether it is for the test) for each json file of a LEAF data set.
 
-    Args:
-      path: a .json file; a folder of all_data*.json; or a folder with folders train and test of
-        .json files.
-
-    Returns:
-      (file, whether it is for the test) of each; empty if the path is not LEAF's.
+    The path is a .json file; a folder of all_data*.json; or one with folders train and test of
+    .json files. There are none if it is not LEAF's.
     """
     if path.suffix == ".json" and not os.path.isdir(path):
         return [(path, False)]

@@ -263,12 +263,8 @@ def shards_like(
     """Draw rows for each client in the proportions of its classes; clients may share rows.
 
     A client with n of the N examples of all clients gets n M / N of the M rows, or as many as its
-    proportions allow: at least one, but none if n is 0. They are drawn without replacement.
-
-    Args:
-      labels: [M] integers in 0..K-1.
-      counts: [C, K] how many examples of each class a client has.
-      rng: the generator of the draw.
+    proportions allow: at least one, but none if n is 0. They are drawn without replacement. Labels
+    [M] are in 0..K-1, and counts [C, K] are how many examples of each class a client has.
     """
     num_classes = counts.shape[1]
     of_class = [np.flatnonzero(labels == label) for label in range(num_classes)]
@@ -292,15 +288,9 @@ def shards_like(
 
 
 def class_counts(labels: np.ndarray, parts: Sequence[np.ndarray], num_classes: int) -> np.ndarray:
-    """Count the examples of each class that each client holds.
+    """Count the examples of each class that each client holds, [C, K].
 
-    Args:
-      labels: [M] integers in 0..num_classes-1.
-      parts: for each client, its rows in 0..M-1.
-      num_classes: K.
-
-    Returns:
-      Counts [C, K].
+    Labels [M] are in 0..K-1, and parts are each client's rows.
     """
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in parts])
 

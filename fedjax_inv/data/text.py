@@ -32,12 +32,10 @@ def tokenize(text: str) -> list[str]:
 
 
 def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
-    """Return a vocabulary: `SPECIAL`, then the most frequent tokens.
+    """Return a vocabulary: `SPECIAL`, then the most frequent tokens of texts.
 
-    Args:
-      texts: texts as tokens.
-      size: the number of words, at least 3; the vocabulary has fewer if the texts have fewer.
-        Equally frequent tokens are taken in alphabetical order.
+    It has `size` words, at least 3, or fewer if the texts have fewer. Equally frequent tokens are
+    taken in alphabetical order.
     """
     counts: Counter[str] = Counter()
     for tokens in texts:
@@ -47,15 +45,9 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> tuple[str, ...]:
 
 
 def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> np.ndarray:
-    """Turn texts into word numbers.
+    """Turn N texts as tokens into word numbers [N, length] int32, cut or padded to that length.
 
-    Args:
-      texts: N texts as tokens.
-      words: the vocabulary.
-      length: the number of words to which a text is cut or padded.
-
-    Returns:
-      Numbers [N, length] int32: 0 after a text's end, 1 for an unknown word.
+    0 stands after a text's end, and 1 for an unknown word.
     """
     number = {word: index for index, word in enumerate(words)}
     x = np.zeros((len(texts), length), np.int32)
@@ -71,15 +63,7 @@ def sentiment140(path: Path, vocabulary_size: int, length: int) -> Dataset:
     The file has no header; it is in UTF-8, or in Latin-1 as it is distributed. The test split is
     the tenth of the tweets whose ids have the lowest checksums. So it is the same for all seeds,
     and the vocabulary, which comes from the other tweets alone, never includes a test text. Tweets
-    with one id stay together.
-
-    Args:
-      path: the file.
-      vocabulary_size: the size of the `vocabulary`.
-      length: the length of texts, as in `encode`.
-
-    Returns:
-      A data set with users and words.
+    with one id stay together. The data set has users and words.
     """
     content = path.read_bytes()
     try:
