@@ -93,18 +93,13 @@ def part(size: Any, device: Any, num_devices: int) -> tuple[Any, Any]:
 def shape_of_mesh(
     num_runs: int, num_slots: int, num_devices: int, *, multiple: int = 1
 ) -> tuple[int, int]:
-    """Return (k_r, k_c): how many devices share the runs, and how many the clients of a run.
+    """Return (k_r, k_c): how many devices share the R runs, and how many the S clients of a run.
 
     The busiest device trains ceil(R / k_r) ceil(S / k_c) clients in a round. With k_c above 1 they
     count half as much again, because the devices wait for each other in each round. Of all pairs
-    whose product is at most k, this is the smallest; among equals the one with the most devices for
-    runs, and then with the fewest devices.
-
-    Args:
-      num_runs: R.
-      num_slots: S, the clients of a round.
-      num_devices: k.
-      multiple: a number that divides k_r k_c, such as that of the processes; it divides k.
+    whose product is at most k and a multiple of `multiple`, such as the number of processes, this
+    is the smallest; among equals the one with the most devices for runs, and then with the fewest
+    devices.
     """
 
     def cost(pair: tuple[int, int]) -> tuple[float, int, int]:

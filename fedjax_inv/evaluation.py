@@ -247,13 +247,9 @@ def balanced(scores: Scores) -> Array:
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """Return the scores of groups of clients (domains), clients weighted by size.
 
-    Args:
-      scores: the scores of the clients, each [C], or [R, C] of several runs.
-      group: [C] int32, the group of each client; a client with a negative one is left out.
-      num_groups: G.
-
-    Returns:
-      The scores of the groups, each [G] or [R, G]; 0 for a group without examples.
+    The scores of clients are each [C], or [R, C] of several runs; those of G groups [G] or [R, G],
+    0 for a group without examples. `group` [C] int32 is that of each client; one with a negative
+    group is left out.
     """
     # Not segment_sum: XLA's CPU compiler gets some of its vmapped scatters wrong (BUILD_NOTES.md).
     member = group == jnp.arange(num_groups)[:, None]  # [G, C]

@@ -35,15 +35,9 @@ def draw(key: Array) -> Permutation:
 
 
 def at(permutation: Permutation, position: Array, size: Array) -> Array:
-    """Return the images of positions under a permutation of 0..size-1.
+    """Return the images [B] int32 of positions [B] under a permutation of 0..size-1 from `draw`.
 
-    Args:
-      permutation: a permutation from `draw`.
-      position: [B] integers; one outside of 0..size-1 counts as the nearest one inside.
-      size: [] int32, n.
-
-    Returns:
-      The images, [B] int32; all 0 if size is 0.
+    A position outside counts as the nearest one inside. All images are 0 if size [] is 0.
     """
     position = jnp.clip(position, 0, jnp.maximum(size, 1) - 1).astype(jnp.uint32)
     size = jnp.maximum(size, 1).astype(jnp.uint32)

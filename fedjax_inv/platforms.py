@@ -132,12 +132,8 @@ def check_memory(
 ) -> None:
     """Raise UsageError unless arrays of so many bytes, which an argument decides, fit into memory.
 
-    Args:
-      name: the argument.
-      value: its value; ... if the message shows none.
-      needed: the bytes of the arrays.
-      there: those of the memory, by default this machine's.
-      what: text after the needed size in the message.
+    `there` are the bytes of the memory, by default this machine's. `what` stands after the needed
+    size in the message.
     """
     there = machine_bytes() if there is None else there
     if needed > there:

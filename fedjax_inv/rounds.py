@@ -73,18 +73,11 @@ def init(
     history: int = 1,
     axis: Axis | None = None,
 ) -> State:
-    """Return the state of a run before the first round.
+    """Return the state of a run before the first round, from a drawn network.
 
-    Args:
-      algorithm: the algorithm.
-      variables: a drawn network.
-      federation: the clients and their examples.
-      key: a random key.
-      history: H, the number of broadcasts kept for delayed clients, 1 + the longest delay.
-      axis: as in `step`; by default one for a single device.
-
-    Returns:
-      The state, a copy: no leaf shares its memory with another or with `variables`.
+    `history` is H, the number of broadcasts kept for delayed clients, 1 + the longest delay. The
+    axis is as in `step`, by default one for a single device. The state is a copy: no leaf shares
+    its memory with another or with `variables`.
     """
     checks.federation(federation)
     for leaf in jax.tree.leaves(variables):
@@ -218,18 +211,11 @@ def step(
     axis: Axis,
     drop_nonfinite: bool = False,
 ) -> tuple[State, tuple[Report, ...]]:
-    """Play one round: every exchange in turn.
+    """Play one round of S slots: every exchange in turn.
 
-    Args:
-      algorithm: the algorithm of the run.
-      state: the state before the round.
-      cohort: the S slots of the round.
-      federation: the clients and their examples.
-      axis: how the slots are laid over memory and devices.
-      drop_nonfinite: whether a client that returns a NaN or an infinity is treated as absent.
-
-    Returns:
-      (the state after the round, a report for each exchange, each leaf [S]).
+    `axis` says how the slots are laid over memory and devices, and `drop_nonfinite` whether a
+    client that returns a NaN or an infinity is treated as absent. It returns (the state after the
+    round, a report for each exchange, each leaf [S]).
     """
     chex.assert_rank(list(cohort), 1)
     chex.assert_equal_shape(list(cohort))

@@ -76,7 +76,6 @@ def afl(
 
     Args:
       step_size: the step of the mixture; 0 is FedAvg with weighting="uniform".
-      loss_batch_size: examples at once in the pass for R; it changes only time and memory.
       loss: the objective of local training, and R.
     """
     checks.real("step_size", step_size)

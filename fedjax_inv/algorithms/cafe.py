@@ -99,11 +99,9 @@ DIRECTIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def orthogonal(direction: Array, to: Array) -> Array:
-    """Return the part of `direction` orthogonal to `to`, at length 1, [..., D].
+    """Return the part of unit vectors orthogonal to others, at length 1, [..., D].
 
-    Args:
-      direction: unit vectors [..., D].
-      to: unit vectors of a shape that broadcasts; a parallel pair gives zeros, and NaN gives NaN.
+    A parallel pair gives zeros, and NaN gives NaN.
     """
     chex.assert_equal_shape_suffix([direction, to], 1)
     rest = direction - (direction * to).sum(-1, keepdims=True) * to
@@ -113,12 +111,7 @@ def orthogonal(direction: Array, to: Array) -> Array:
 
 
 def rows_over_norms(classifier: Array, gamma: float | Array) -> Array:
-    """Return w_c / (||w_c|| + gamma) of each row, [K, D].
-
-    Args:
-      classifier: [K, D].
-      gamma: the constant added to the norms.
-    """
+    """Return w_c / (||w_c|| + gamma) of each row of a classifier, [K, D]."""
     chex.assert_rank(classifier, 2)
     classifier = tree.wide(classifier)
     norm = jnp.sqrt((classifier**2).sum(-1, keepdims=True) + _EPSILON)
@@ -350,7 +343,6 @@ def cafe(
         present batch's is taken alone.
       history_gradient: gradient of that average by the present batch's classifier: "literal", 1/t,
         or "straight_through", 1.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     if not feature_calibration:
         alpha = beta = 0.0

@@ -48,8 +48,6 @@ def ditto(
       work: local training, of the global network and of the client's own.
       proximal: weight of the proximal term, the paper's lambda; 0: the own networks are trained on
         the client's examples alone.
-      server_optimizer: the server's optimizer, on the mean delta of the global network.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("proximal", proximal)
     risk_gradient = averaging.gradient(model, loss)

@@ -103,12 +103,9 @@ def _terms(
 def power_step(direction: Tree, product: Tree) -> tuple[Tree, Array]:
     """Return (next unit vector, estimate of the largest |eigenvalue| []) of power iteration.
 
-    The estimate is the norm of the product, which is too low at first: Rayleigh's quotient does not
-    converge if the largest eigenvalues have both signs.
-
-    Args:
-      direction: the unit vector.
-      product: the matrix times the direction; if it is zero, the direction stays.
+    The product is the matrix times the direction, a unit vector, which stays if the product is
+    zero. The estimate is the norm of the product, which is too low at first: Rayleigh's quotient
+    does not converge if the largest eigenvalues have both signs.
     """
     norm = optax.tree.norm(product)
     is_zero = norm == 0

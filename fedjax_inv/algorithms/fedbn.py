@@ -48,10 +48,8 @@ def in_norm(path: tuple[str, ...]) -> bool:
 def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
     """Return (local, shared): `tree` twice, with None for the leaves of the other part.
 
-    Args:
-      tree: a tree of arrays, such as `Variables`.
-      is_local: the path of a leaf, such as ("params", "body", "blocks_0", "BatchNorm_0", "scale")
-        -> whether the leaf is local.
+    `is_local` tells from the path of a leaf, such as ("params", "body", "blocks_0", "BatchNorm_0",
+    "scale"), whether it is local.
     """
 
     def part(local: bool) -> Tree:
@@ -87,7 +85,6 @@ def fedbn(
 
     Args:
       server_optimizer: the server's optimizer, on the mean delta of the shared parameters.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
       is_local: path -> whether the variable stays with its client (see `partition`); if nothing
         is local, this is FedAvg.
     """

@@ -327,7 +327,6 @@ def fedcfa(
       chunk: examples in a row of a "pool".
       mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
         inputs that are neither 8-bit images nor in floating point.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.one_of("statistics", statistics, ("examples", "all"))
     weights = {"positive": positive_weight, "negative": negative_weight}

@@ -131,7 +131,6 @@ def feddg_ga(
       step_size: the first step of the weights, the paper's d; 0 is FedAvg with
         weighting="uniform"; None for 0.6 / number of clients, the paper's 0.2 for its three.
       num_rounds: rounds until the step is 0, normally all rounds of the run.
-      loss_batch_size: examples at once in the passes for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
     """
     if step_size is not None:

@@ -66,7 +66,6 @@ def fedgma(
     Args:
       agreement: agreement of signs from which a parameter moves by the whole mean; 0 is FedAvg.
       server_optimizer: the server's optimizer, on the masked mean delta.
-      weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("agreement", agreement, 0, 1)
     weight = aggregators.weight_of(weighting)

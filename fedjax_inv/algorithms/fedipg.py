@@ -210,7 +210,6 @@ def fedipg(
       scale_loss: whether f is divided by max(1, penalty).
       derivative: method of `penalised_value_and_grad`, "reverse_over_forward" or
         "forward_over_reverse".
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     penalty_at = penalty_schedule(penalty, warmup_rounds, warmup_penalty)
     checks.one_of("derivative", derivative, _ROUTES)

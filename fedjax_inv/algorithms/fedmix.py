@@ -189,7 +189,6 @@ def fedmix(
         accept; needed for inputs that are neither 8-bit images nor in floating point.
       loss: the objective R, of outputs and targets [B, K], which are one-hot for classes; it must
         take means of targets, too.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("ratio", ratio, 0, 1)
     checks.integer("rows", rows)

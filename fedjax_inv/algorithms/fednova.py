@@ -77,7 +77,6 @@ def fednova(
       step_size: the clients' learning rate, on which a_i depends if there is a proximal term;
         None: `work.learning_rate`. A schedule inside of the optimizer is not followed.
       server_optimizer: the server's optimizer, on the normalised mean delta.
-      weighting: weights p_i of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("proximal", proximal)
     rate = work.learning_rate if step_size is None else step_size

@@ -66,7 +66,6 @@ def fedprox(
 
     Args:
       proximal: weight of the proximal term, the paper's mu; 0 is FedAvg.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("proximal", proximal)
     gradient_from = proximal_gradients(averaging.gradient(model, loss), proximal)

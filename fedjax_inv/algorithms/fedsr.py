@@ -143,7 +143,6 @@ def fedsr(
       l2r: weight of the squared norm of the representation.
       cmi: weight of its divergence from the Gaussian of the class, a bound of the conditional
         mutual information of the representation and the input.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("l2r", l2r)
     checks.real("cmi", cmi)

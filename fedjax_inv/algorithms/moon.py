@@ -163,7 +163,6 @@ def moon(
       temperature: the paper's tau.
       projection: outputs of the projection; 0 for no projection: z are then the body's features,
         averaged over positions.
-      weighting: weights of clients, "size" or "uniform"; in Python also a function of `Slots`.
     """
     checks.real("penalty", penalty)
     checks.positive("temperature", temperature)

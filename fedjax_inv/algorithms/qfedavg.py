@@ -85,8 +85,6 @@ def qfedavg(
       q: the exponent of the loss; 0 is FedAvg with weighting="uniform".
       step_size: the paper's 1 / L; None: the clients' learning rate (`work.learning_rate`). A
         larger one damps less.
-      loss_batch_size: examples at once in the pass that computes F in evaluation mode; it changes
-        only time and memory.
       server_optimizer: the server's optimizer, on the step of q-FedAvg.
     """
     rate = work.learning_rate if step_size is None else step_size

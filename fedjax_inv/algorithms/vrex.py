@@ -65,7 +65,6 @@ def vrex(
 
     Args:
       beta: weight of the variance; 0 is FedAvg with weighting="uniform".
-      loss_batch_size: examples at once in the pass for R_i; it changes only time and memory.
       loss: the objective of local training, and R.
     """
     checks.real("beta", beta)

@@ -1,4 +1,8 @@
-"""Networks in two halves, body and head, with a cut that can move."""
+"""Networks in two halves, body and head, with a cut that can move.
+
+Those of this package have logits of `num_classes` classes, K, and convolutions of the kind `conv`,
+one of LOWERINGS.
+"""
 
 from fedjax_inv.models import saved as saved
 from fedjax_inv.models import weights as weights

@@ -40,10 +40,8 @@ def alexnet(
     do not overlap, there is no response normalisation, and kernels start as in He et al. 2015.
 
     Args:
-      num_classes: K.
       widths: channels of the five convolutions, then units of the two hidden dense layers.
       cut: how many of these seven layers are the body; by default all.
-      conv: one of `lowerings.LOWERINGS`.
       dropout: the fraction of inputs left out before each hidden dense layer in training mode,
         below 1; the original's is 0.5.
 

@@ -137,14 +137,10 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
 def from_function(
     init: Callable[[Array, Tree], Tree], apply: Callable[[Tree, Tree], Array]
 ) -> Model:
-    """Return the model of plain functions.
+    """Return the model of plain functions, init(key, x [B, ...]) -> params and apply(params, x).
 
-    The body is empty and the function is the head; there are no statistics and no draws.
-
-    Args:
-      init: (key, x [B, ...]) -> params.
-      apply: (params, x) -> outputs. It must treat each example by itself, as batches are padded
-        with arbitrary examples.
+    The body is empty and the function is the head; there are no statistics and no draws. It must
+    treat each example by itself, as batches are padded with arbitrary examples.
     """
 
     def decode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
@@ -164,18 +160,10 @@ def no_body(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tre
 def apply(
     model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
 ) -> tuple[Array, Halves]:
-    """Apply the whole network.
+    """Return (outputs [B, ...], statistics) of the whole network on inputs x [B, ...].
 
-    Args:
-      model: the network.
-      variables: its parameters and statistics.
-      x: inputs [B, ...].
-      mask: [B] bool, which inputs are real.
-      train: whether in training mode.
-      key: the random key of training mode; each half gets a key of its own.
-
-    Returns:
-      (outputs [B, ...], statistics).
+    mask [B] bool says which inputs are real. In training mode each half gets a random key of its
+    own from `key`.
     """
     body_key, head_key = (None, None) if key is None else jax.random.split(key)
     params, stats = variables

@@ -51,11 +51,9 @@ def cnn(
     the spatial mean and a linear classifier.
 
     Args:
-      num_classes: K.
       widths: channels of the convolutions, multiples of 8. The last is at least 16: with 8 each
         group of GroupNorm is a channel, whose mean over positions is the same for every image.
       cut: how many convolutions are the body; by default all.
-      conv: one of `lowerings.LOWERINGS`.
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels] of any size.
@@ -84,11 +82,9 @@ def leaf_cnn(
     and a linear classifier.
 
     Args:
-      num_classes: K.
       widths: channels of the convolutions, and last the units of the dense layer.
       cut: how many of these layers are the body, so that a factor is a channel of a convolution or
         a unit of the dense layer; by default all.
-      conv: one of `lowerings.LOWERINGS`.
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels], with sides of at least 2

@@ -27,10 +27,8 @@ def lenet(
     al. 2015.
 
     Args:
-      num_classes: K.
       widths: channels of the two convolutions, then units of the dense layers, at least one.
       cut: how many of these layers are the body; by default all.
-      conv: one of `lowerings.LOWERINGS`.
       norm: "batch" for `BatchNorm` between each hidden layer and its ReLU, or "none".
 
     Returns:

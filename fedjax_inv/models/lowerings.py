@@ -354,20 +354,12 @@ LOWERINGS = tuple(_LOWERINGS)
 
 
 def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -> Array:
-    """Return the largest number of each window of images.
+    """Return the largest number of each window of images [B, height, width, C], floating point.
 
-    The gradient takes a few elementwise operations instead of a scatter, which is slow on a CPU;
-    equal numbers share it.
-
-    Args:
-      x: [B, height, width, C] floating point.
-      size: the side of the square windows.
-      stride: from a window to the next; by default `size`, so that windows do not overlap.
-      padding: rows and columns of minus infinity on every side, at most half of the size. Pixels
-        that do not fill a window are left out, as in `flax.linen.max_pool`.
-
-    Returns:
-      [B, rows, columns, C].
+    Windows are squares of side `size`, by default side by side (`stride`). On every side lie
+    `padding` rows and columns of minus infinity, at most half of the size. Pixels that do not fill
+    a window are left out, as in `flax.linen.max_pool`. The gradient takes a few elementwise
+    operations instead of a scatter, which is slow on a CPU; equal numbers share it.
     """
     batch, height, width, channels = x.shape
     stride = size if stride is None else stride

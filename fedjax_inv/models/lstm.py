@@ -21,17 +21,10 @@ def _are_words(x: Array) -> bool:
 
 
 def word_weights(x: Array, vocabulary: int) -> Array:
-    """Return words as one-hot weights.
+    """Return words [B, T], integers in 0..V - 1, as one-hot weights [B, T, V] float32.
 
     A mean of word numbers means nothing, but a mean of weights does: the embedding is linear, so
     the embedding of the mean is the mean of the words' vectors, with zeros for padding.
-
-    Args:
-      x: words [B, T], integers in 0..V - 1.
-      vocabulary: V.
-
-    Returns:
-      Weights [B, T, V] float32.
     """
     chex.assert_rank(x, 2)
     return jax.nn.one_hot(x, vocabulary)
@@ -118,7 +111,6 @@ def lstm(
     `mixable` converts words to weights, for averages and mixtures.
 
     Args:
-      num_classes: K.
       vocabulary: V, the number of words.
       embedding: the length of their vectors.
       widths: units of the layers.

@@ -27,7 +27,6 @@ def mlp(
     """Build a multilayer perceptron: hidden layers, then a linear classifier.
 
     Args:
-      num_classes: K.
       widths: units of the hidden layers; may be empty.
       cut: how many hidden layers are the body; by default all.
       activation: "relu" or "elu".

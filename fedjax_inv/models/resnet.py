@@ -122,7 +122,6 @@ def resnet18(
     whose weights `models.weights` loads.
 
     Args:
-      num_classes: K.
       image_size: the height and width for which the first layer is built. 32: a 3x3 convolution.
         64: the paper's 7x7 convolution at stride 2, but without its pooling, so that 32 and 64 end
         in 4x4 and the paper's weights fit. 224: the paper's, 7x7 at stride 2, then 3x3 max pooling
@@ -133,7 +132,6 @@ def resnet18(
       widths: channels of the four stages; the first layer has the first stage's.
       cut: the layers of the body: 0 none, 1 the first layer, 2 to 5 up to stage 1 to 4, 6 all but
         the classifier, whose inputs are then features [B, widths[-1]]; by default 6.
-      conv: one of `lowerings.LOWERINGS`.
 
     Returns:
       A model with logits [B, K] of images [B, height, width, channels].
@@ -156,7 +154,6 @@ def resnet50(
     convolution, of which the last has four times as many channels.
 
     Args:
-      num_classes: K.
       image_size, norm, conv: as in `resnet18`.
       widths: channels of the 3x3 convolutions of the four stages; the first layer has the first
         stage's.

@@ -14,10 +14,8 @@ from fedjax_inv.types import Array, Tree
 def save(path: str | Path, tree: Tree, about: Mapping[str, str] | None = None) -> None:
     """Write a tree of arrays as a .safetensors file.
 
-    Args:
-      path: the file.
-      tree: the arrays. Their names are those of `named`, such as "params/body/Dense_0/kernel".
-      about: texts that describe the arrays, such as the task and the names of the outputs.
+    Their names are those of `named`, such as "params/body/Dense_0/kernel". The texts `about`
+    describe the arrays, such as the task and the names of the outputs.
     """
     from safetensors import flax
 
@@ -30,10 +28,8 @@ def save(path: str | Path, tree: Tree, about: Mapping[str, str] | None = None) -
 def load(path: str | Path, like: Tree) -> Tree:
     """Load the tree that a file holds, or raise UsageError if it holds no or another tree.
 
-    Args:
-      path: the file.
-      like: a tree with the structure, shapes and dtypes of the result, such as the variables of the
-        saved model, or `jax.eval_shape` of its `init`.
+    `like` has the structure, shapes and dtypes of the result, such as the variables of the saved
+    model, or `jax.eval_shape` of its `init`.
     """
     return placed(path, read(path), like, named(like))
 
@@ -78,11 +74,8 @@ def placed(
 ) -> Tree:
     """Return a tree of a file's arrays, which must be those of `like` in number, shape and kind.
 
-    Args:
-      path: the file, for the error.
-      arrays: its arrays by name.
-      like: the tree; only its structure, shapes and dtypes matter.
-      places: the leaves of `like`, in their order, by the file's names.
+    `places` are the leaves of `like`, in their order, by the file's names; only shapes and dtypes
+    matter.
     """
     for name in {**places, **arrays}:
         found, needed = _described(arrays.get(name)), _described(places.get(name))

@@ -27,12 +27,10 @@ class Scaled(NamedTuple):
 def scaled(model: Model) -> Model:
     """Return the model on (x - shift) * scale, where shift and scale are statistics of its body.
 
-    Local training does not change them, and a round by the rounding of a mean. They are 0 and 1
-    until `with_scaling` sets them. `computed_in` belongs inside, `scaled(computed_in(model))`:
-    outside, it would round the inputs to 16 bits before the shift.
-
-    Args:
-      model: a model on one array of inputs [B, ..., D]; 8-bit images are scaled to [0, 1] first.
+    Its inputs are an array [B, ..., D]; 8-bit images are scaled to [0, 1] first. Local training
+    does not change the statistics, and a round by the rounding of a mean. They are 0 and 1 until
+    `with_scaling` sets them. `computed_in` belongs inside, `scaled(computed_in(model))`: outside,
+    it would round the inputs to 16 bits before the shift.
     """
 
     def init(key: Array, x: Array) -> Variables:

@@ -49,18 +49,13 @@ _CONVERT = dict.fromkeys((".pth", ".pt", ".bin"), _OF_TORCH) | {
 
 
 def load(path: str | Path, variables: Variables) -> Variables:
-    """Load the weights of a file into the variables of a `models.resnet18` or `resnet50`.
+    """Return the variables of a ResNet, cut anywhere, with the weights of a file.
 
-    If the file has no classifier, or one for another number of classes, the network's classifier
-    stays, and a warning is logged. All else must fit, or a UsageError says what does not.
-
-    Args:
-      path: a .safetensors file with torchvision's names ("conv1.weight",
-        "layer2.0.downsample.1.running_mean", "fc.bias") and layouts.
-      variables: the network's variables, cut anywhere.
-
-    Returns:
-      The variables with the file's weights, in the dtypes of the old ones.
+    The variables are those of a `models.resnet18` or `resnet50`; their dtypes stay. The
+    .safetensors file has torchvision's names ("conv1.weight", "layer2.0.downsample.1.running_mean",
+    "fc.bias") and layouts. If it has no classifier, or one for another number of classes, the
+    network's classifier stays, and a warning is logged. All else must fit, or a UsageError says
+    what does not.
     """
     return _placed(path, _read(path), variables)
 

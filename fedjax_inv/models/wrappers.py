@@ -23,12 +23,7 @@ def like_inputs(values: Array, x: Array) -> Array:
 
 
 def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
-    """Return the model that renders its inputs first.
-
-    Args:
-      model: a model on rendered inputs.
-      render: stored inputs [B, ...] -> the inputs of `model` [B, ...].
-    """
+    """Return the model that renders its inputs first: stored ones [B, ...] -> its own [B, ...]."""
 
     def encode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
         return model.encode(params, stats, render(x), *others)
@@ -51,12 +46,9 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
 
 
 def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
-    """Return the model with (x - mean) / std as inputs.
+    """Return the model with (x - mean) / std as inputs [B, ..., C].
 
-    Args:
-      model: a model on inputs [B, ..., C].
-      mean: [C] the mean of each channel, where 8-bit images have been scaled to [0, 1].
-      std: [C] the standard deviation of each channel.
+    mean and std [C] are those of each channel, where 8-bit images have been scaled to [0, 1].
     """
     shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
 
@@ -73,13 +65,10 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
 def computed_in(model: Model, dtype: str) -> Model:
     """Return the model that computes in another floating type, in which matrix units are fast.
 
-    Parameters, statistics, the features at the cut and the outputs stay float32, and so do losses,
-    gradients and optimizers. Normalisation layers compute their means in float32. Inputs are
-    rounded first, so a model of `scaled` goes around this one.
-
-    Args:
-      model: any model.
-      dtype: "bfloat16", "float16" or "float32".
+    The dtype is "bfloat16", "float16" or "float32". Parameters, statistics, the features at the cut
+    and the outputs stay float32, and so do losses, gradients and optimizers. Normalisation layers
+    compute their means in float32. Inputs are rounded first, so a model of `scaled` goes around
+    this one.
     """
 
     def cast(tree: Tree, to: str) -> Tree:
@@ -101,11 +90,9 @@ def computed_in(model: Model, dtype: str) -> Model:
 def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
     """Return the model that trains on augmented inputs, and is unchanged in evaluation mode.
 
-    Args:
-      model: any model.
-      augment: (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images arrive
-        scaled to [0, 1]. It must treat each example by itself, as batches are padded with arbitrary
-        examples. Every step has a key of its own.
+    `augment` is (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images
+    arrive scaled to [0, 1]. It must treat each example by itself, as batches are padded with
+    arbitrary examples. Every step has a key of its own.
     """
 
     def encode(
