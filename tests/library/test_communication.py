@@ -1,84 +1,43 @@
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import pytest
 
 import federations
-from federations import Config
-from fedjax_inv import aggregators, communication, rounds
-from fedjax_inv.types import Algorithm, Cohort, Exchange, Model, Reply, Tree, Visit
-
-
-def traffic(algorithm: Algorithm, variables: object) -> tuple[communication.Traffic, ...]:
-    federation = federations.federation()
-    state = jax.eval_shape(
-        lambda: rounds.init(algorithm, variables, federation, jax.random.key(0), history=3)
-    )
-    return communication.traffic(algorithm, state, federation)
-
+from fedjax_inv import communication, rounds
 
 # 36 inputs, 5 and 4 hidden units, 3 classes, 4 bytes a number. No biases before the norms, which
 # have 2 parameters and 2 statistics for each unit.
-NORMED = 4 * (36 * 5 + 4 * 5 + 5 * 4 + 4 * 4 + (4 + 1) * 3)
-NORMED_HEAD = 4 * (5 * 4 + 2 * 4 + (4 + 1) * 3)
-NORMED_PARAMS, NORMS = NORMED - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
+ALL = 4 * (36 * 5 + 4 * 5 + 5 * 4 + 4 * 4 + (4 + 1) * 3)
+HEAD = 4 * (5 * 4 + 2 * 4 + (4 + 1) * 3)
+PARAMS, NORMS = ALL - 4 * 2 * (5 + 4), 4 * 4 * (5 + 4)
 
 
 @pytest.mark.parametrize(
-    ("name", "model", "down", "up"),
+    ("name", "expected"),
     [
-        ("fedavg", federations.normed, NORMED, NORMED),
+        ("fedavg", [(ALL, ALL)]),
         # The control variate, of the parameters only, goes down and up with the network.
-        ("scaffold", federations.normed, NORMED + NORMED_PARAMS, NORMED + NORMED_PARAMS),
+        ("scaffold", [(ALL + PARAMS, ALL + PARAMS)]),
         # The control variate of the head alone.
-        ("fedpvr", federations.normed, NORMED + NORMED_HEAD, NORMED + NORMED_HEAD),
+        ("fedpvr", [(ALL + HEAD, ALL + HEAD)]),
         # The curvature, a number, goes up with the network.
-        ("qfedavg", federations.normed, NORMED, NORMED + 4),
+        ("qfedavg", [(ALL, ALL + 4)]),
         # Norms stay, but their mean, which serves a client never seen, goes up.
-        ("fedbn", federations.normed, NORMED - NORMS, NORMED),
+        ("fedbn", [(ALL - NORMS, ALL)]),
+        # Gradients of the head go up, and with the network down.
+        ("fediir", [(ALL, HEAD), (ALL + HEAD, ALL)]),
+        # A weight for each client; then a message that is never delayed, and a truth value.
+        ("feddg_ga", [(ALL + 4 * federations.NUM_CLIENTS, ALL + 4), (ALL, 4 + 4 + 1)]),
     ],
 )
-def test_traffic_counts_every_array(
-    name: str, model: Callable[[], Model], down: int, up: int
-) -> None:
-    more = {"step_size": 0.1} if name == "qfedavg" else {}
-    algorithm = federations.build(name, Config(model, federations.epochs, more))
-    variables = jax.eval_shape(lambda: federations.initial(model(), jax.random.key(0)))
+def test_traffic_counts_every_array(name: str, expected: list[tuple[int, int]]) -> None:
+    more = {"qfedavg": {"step_size": 0.1}, "feddg_ga": {"num_rounds": 5}}.get(name, {})
+    config = federations.Config(federations.normed, federations.full_batch, more)
+    algorithm, federation = federations.build(name, config), federations.federation()
+    variables = jax.eval_shape(lambda: federations.initial(config.model(), jax.random.key(0)))
     variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), variables)
-    assert traffic(algorithm, variables) == (communication.Traffic(down, up),)
-
-
-def test_each_exchange_and_each_type_counts() -> None:
-    def first(visit: Visit) -> Reply:
-        upload = {"a": jnp.zeros((2, 3)), "b": visit.message > 0}
-        return Reply({"count": visit.own["count"] + 1}, upload, {"loss": jnp.float32(0)})
-
-    def second(visit: Visit) -> Reply:
-        """Use every field of a visit."""
-        total = visit.shard.size + visit.shard.who + visit.round + visit.delay
-        total += jax.random.bits(visit.key).astype(jnp.int32) + visit.own["count"]
-        total += visit.undelayed_message.sum()
-        return Reply(visit.own, total.astype(jnp.int16), {})
-
-    def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return server
-
-    exchanges = (
-        Exchange(lambda server: server["codes"], first, aggregators.total(), update),
-        Exchange(
-            lambda server: (),
-            second,
-            aggregators.total(),
-            update,
-            broadcast_undelayed=lambda server: server["codes"][:3],
-        ),
+    state = jax.eval_shape(
+        lambda: rounds.init(algorithm, variables, federation, jax.random.key(0), history=3)
     )
-    algorithm = Algorithm(
-        lambda setup: setup.variables,
-        lambda server, who: {"count": who},
-        exchanges,
-        lambda server, own, x: x,
-    )
-    expected = (communication.Traffic(10, 2 * 3 * 4 + 10), communication.Traffic(3, 2))
-    assert traffic(algorithm, {"codes": jnp.zeros(10, jnp.uint8)}) == expected
+    found = communication.traffic(algorithm, state, federation)
+    assert [(exchange.down, exchange.up) for exchange in found] == expected

@@ -1,159 +1,123 @@
 """Runs whose examples lie on the host are those of runs with all examples on the devices."""
 
 import functools
+import threading
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import federations
-from federations import assert_same_bits, plain
-from fedjax_inv import devices, local, program, schedules, streaming
-from fedjax_inv.algorithms.fedbn import fedbn
-from fedjax_inv.algorithms.scaffold import scaffold
-from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation, sources, stored
-from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.devices import Layout
-from fedjax_inv.types import Array, Cohort, Tree
+from federations import assert_close, assert_same_bits, plain
+from fedjax_inv import schedules, streaming
+from fedjax_inv.algorithms import fedbn, scaffold
+from fedjax_inv.callbacks import Callback
+from fedjax_inv.data import sources, stored
+from fedjax_inv.devices import Devices
+from fedjax_inv.fit import plan
+from fedjax_inv.fitted import Fitted
+from fedjax_inv.plan import Evaluations, Plan
+from fedjax_inv.types import Array, Cohort
 
-C, T, EVERY = 11, 6, 3
-RUNS = program.grid((0, 1), learning_rate=(0.1,))
-ALGORITHMS: dict[str, Any] = {"scaffold": scaffold, "fedbn": fedbn}
+FACTORIES: dict[str, Any] = {"scaffold": scaffold.scaffold, "fedbn": fedbn.fedbn}
+STREAMED = Devices(1, stream=True)
 
 
-@functools.cache
-def dataset() -> Dataset:
+def clients() -> list[tuple[np.ndarray, np.ndarray]]:
+    """Eleven clients of other sizes, one of which has no examples."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, federations.NUM_CLASSES, 150).astype(np.int32)
+    y = rng.integers(0, federations.NUM_CLASSES, 150)
     x = rng.integers(0, 200, (150, *federations.IMAGE)) + 20 * y[:, None, None, None]
-    return Dataset(x.astype(np.uint8), y, tuple("abc"), np.zeros(150, np.int32), ("all",), y < 0)
+    cuts = [*np.sort(rng.integers(0, 150, 9)), 150]
+    return [*zip(np.split(x.astype(np.uint8), cuts), np.split(y, cuts), strict=True)]
 
 
-@functools.cache
-def given() -> tuple[Any, program.Inputs, Cohort]:
-    """Return the examples, clients of different sizes, one of them with none, and cohorts."""
-    whole = dataset()
-    data = federation.examples(whole.x, whole.y)
-
-    def partition(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        cuts = np.sort(rng.integers(0, len(rows), C - 2))
-        return [*np.split(rng.permutation(rows), cuts), rows[:0]]
-
-    def schedule(key: Array) -> Cohort:
-        few = schedules.dropout(schedules.sampled(key, C, 3, T), key, 0.3)
-        return few._replace(present=few.present.at[4].set(False))
-
-    splits = {
-        run.seed: federation.split(
-            whole, data, partition, held_out=None, seed=run.seed, validation=0.3
-        )
-        for run in RUNS
-    }
-    inputs = program.inputs(RUNS, splits, num_classes=federations.NUM_CLASSES)
-    return data, inputs, jax.device_get(program.cohorts(schedule, inputs))
+def schedule(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+    few = schedules.dropout(schedules.sampled(key, num_clients, 3, num_rounds), key, 0.3)
+    return few._replace(present=few.present.at[4].set(False))
 
 
-def made(name: str, layout: Layout) -> program.Program:
-    model = federations.small_normed()
-
-    def algorithm(hyper: Any) -> Any:
-        work = local.epochs(optax.sgd(hyper["learning_rate"]), batch_size=4)
-        return ALGORITHMS[name](model, work)
-
-    return program.make(program.Experiment(model, algorithm), run_chunk=1, layout=layout)
-
-
-def streamed(
-    name: str, part_bytes: int, layout: Layout, source: stored.Stored | None = None
-) -> program.Program:
-    _, inputs, cohorts = given()
-    source = stored.of_arrays(dataset().x, dataset().y) if source is None else source
-    return streaming.streamed(
-        made(name, layout), source, inputs, cohorts, layout, every=EVERY, part_bytes=part_bytes
+def made(name: str, used: Devices) -> Plan:
+    return plan(
+        FACTORIES[name],
+        federations.small_normed(),
+        clients(),
+        rounds=6,
+        grid={"seed": [0, 1]},
+        test=clients()[0],
+        validation=0.3,
+        batch_size=4,
+        learning_rate=0.1,
+        schedule=schedule,
+        evaluations=Evaluations(3, start=True),
+        devices=used,
     )
 
 
-def segment(compiled: program.Program, data: Any, training: Any, first: int) -> tuple[Any, Tree]:
-    _, inputs, cohorts = given()
-    part = jax.tree.map(lambda leaf: leaf[:, first : first + EVERY], cohorts)
-    training, outcome = compiled.segment(data, inputs, training, part)
-    return training, compiled.gathered(outcome)
-
-
-def result(compiled: program.Program, data: Any, inputs: program.Inputs) -> Tree:
-    """Return the outcomes before the rounds and after each segment, and the last training."""
-    training = compiled.init(data, inputs)
-    outcomes = [compiled.gathered(compiled.evaluate(data, inputs, training))]
-    for first in range(0, T, EVERY):
-        training, outcome = segment(compiled, data, training, first)
-        outcomes.append(outcome)
-    return plain((outcomes, compiled.stored(given()[1], training)))
-
-
 @functools.cache
-def resident(name: str) -> Tree:
-    return result(made(name, Layout()), *given()[:2])
+def resident(name: str) -> Fitted:
+    return made(name, Devices(1)).train()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "part_bytes", "shape"),
+    ("name", "part_bytes", "number"),
     [
-        ("scaffold", 5000, (1, 1)),  # a round in a part
-        ("scaffold", 2**30, (2, 2)),
-        ("fedbn", 5000, (1, 2)),
+        ("scaffold", 5000, 1),  # a round in a part
+        ("scaffold", 2**30, 4),
+        ("fedbn", 5000, 2),
     ],
 )
 def test_a_streamed_run_is_the_run_with_all_examples_on_the_devices(
-    name: str, part_bytes: int, shape: tuple[int, int]
+    name: str, part_bytes: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = Layout(devices.mesh(shape, jax.devices()), num_runs=len(RUNS))
-    found = result(streamed(name, part_bytes, layout), None, given()[1])
-    for one, other in zip(*map(jax.tree.leaves, (found, resident(name))), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
+    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", part_bytes)
+    found, expected = made(name, Devices(number, stream=True)).train(), resident(name)
+    assert_close(found.history.values, expected.history.values, rtol=0, atol=1e-5)
+    assert_close(found.stored(), expected.stored(), rtol=0, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_from_what_is_stored() -> None:
-    _, inputs, _ = given()
-    compiled = streamed("scaffold", 5000, Layout())
-    training, _ = segment(compiled, None, compiled.init(None, inputs), 0)
-    begun = compiled.placed(plain(compiled.stored(inputs, training)))
-    expected = segment(compiled, None, training, EVERY)
-    assert_same_bits(segment(compiled, None, begun, EVERY), expected)
+def test_a_run_goes_on_from_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 5000)
+    seen = []
+
+    class Stopping(Callback):
+        def evaluated(self, fitted: Fitted) -> str:
+            seen.append(jax.tree.map(jnp.copy, fitted.stored()))
+            return ""
+
+    class Continued(Callback):
+        def begin(self, fitted: Fitted) -> None:
+            fitted.restore(seen[1], 3)
+
+    whole = made("scaffold", STREAMED).train([Stopping()])
+    again = made("scaffold", STREAMED).train([Continued()])
+    assert_same_bits(plain(again.stored()), plain(whole.stored()))
 
 
-def test_a_reader_that_fails_in_the_thread_ends_the_run() -> None:
-    _, inputs, _ = given()
-    source, reads = stored.of_arrays(dataset().x, dataset().y), []
+def test_a_reader_that_fails_in_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 1)
+    of_arrays, reads = stored.of_arrays, []
 
-    def fails(rows: np.ndarray) -> Any:
-        reads.append(len(rows))
-        if len(reads) > 2:
-            raise OSError("unplugged")
-        return source.take(rows)
+    def failing(*arrays: Any) -> stored.Stored:
+        source = of_arrays(*arrays)
 
-    compiled = streamed("scaffold", 1, Layout(), source._replace(take=fails))
+        def take(rows: np.ndarray) -> Any:
+            reads.append(threading.current_thread())
+            if reads[-1] is not threading.main_thread():
+                raise OSError("unplugged")
+            return source.take(rows)
+
+        return source._replace(take=take)
+
+    monkeypatch.setattr(stored, "of_arrays", failing)
     with pytest.raises(OSError, match="unplugged"):
-        segment(compiled, None, compiled.init(None, inputs), 0)
-
-
-def test_what_cannot_be_streamed_is_refused() -> None:
-    _, inputs, cohorts = given()
-    source = stored.of_arrays(dataset().x, dataset().y)
-    watched: Any = ()
-    for given_inputs, layout in (
-        (inputs, Layout(own=True)),
-        (inputs._replace(watched=watched), Layout()),
-    ):
-        with pytest.raises(UsageError):
-            streaming.streamed(
-                made("scaffold", layout), source, given_inputs, cohorts, layout, every=EVERY
-            )
+        made("scaffold", STREAMED)._replace(evaluations=Evaluations(3)).train()
+    assert reads[0] is not reads[-1]
 
 
 def test_rows_of_mapped_files_and_of_records(tmp_path: Path) -> None:
