@@ -296,13 +296,8 @@ def with_wrong_labels(
         text = f"needs data with classes, these have {dataset.task}"
         raise flag_error("wrong_labels", config.wrong_labels, text)
     try:
-        return wrong_labels.at_clients(
-            splits,
-            len(dataset.classes),
-            share=config.wrong_labels,
-            part=config.wrong_clients,
-            seeds=seeds,
-        )
+        how = {"share": config.wrong_labels, "part": config.wrong_clients}
+        return wrong_labels.at_clients(splits, len(dataset.classes), seeds=seeds, **how)
     except UsageError as error:
         names = {"share": "wrong_labels", "part": "wrong_clients"}
         where = f"--wrong_labels={shown(config.wrong_labels)}"

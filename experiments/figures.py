@@ -101,12 +101,12 @@ def panels(
     return figure, axes
 
 
-def entitle(figure: Figure, text: str, size: float = 10) -> None:
+def entitle(figure: Figure, text: str) -> None:
     """Adds a title no wider than the figure; the figure grows by the title's height."""
     width, height = figure.get_size_inches()
-    lines = wrapped(text, width - 0.2, size)
-    figure.suptitle(lines, fontsize=size)
-    figure.set_size_inches(width, height + _LINE * size / 72 * (lines.count("\n") + 1))
+    lines = wrapped(text, width - 0.2)
+    figure.suptitle(lines, fontsize=10)
+    figure.set_size_inches(width, height + _LINE * 10 / 72 * (lines.count("\n") + 1))
 
 
 def legend(figure: Figure, handles: Sequence[Artist], names: Sequence[str]) -> None:

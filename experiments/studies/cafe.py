@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from .. import build, tables
 from ..config import Config
@@ -128,9 +129,8 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
 def _groups_of(result: RowResult) -> dict[str, list[float]]:
     """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
     by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
-    first, *others = by_seed
-    names = [name for name in first if all(name in groups for groups in others)]
-    return {name: [100 * groups[name] for groups in by_seed] for name in names}
+    groups = 100 * pd.DataFrame(by_seed).dropna(axis=1)
+    return {name: [*of] for name, of in groups.items()}
 
 
 def where(config: Config) -> str:

@@ -22,7 +22,7 @@ from .. import selection, tables
 from ..running.records import Line, Record
 from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
-from ..studies.study import CellResult, Cells, Row, RowResult, Study
+from ..studies.study import Cells, Row, RowResult, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
@@ -198,7 +198,7 @@ _SCORES = {
 def _accuracies(result: RowResult) -> Cells:
     """Accuracies of the selected evaluations."""
     runs = result.only.runs
-    pairs = _selected(result, result.only)
+    pairs = _selected(result)
     picked = [at for _, at in pairs]
     rule = result.config.select
     if result.config.stop_below:
@@ -215,11 +215,11 @@ def _accuracies(result: RowResult) -> Cells:
     }
 
 
-def _selected(result: RowResult, cell: CellResult) -> list[tuple[Record, Record]]:
+def _selected(result: RowResult) -> list[tuple[Record, Record]]:
     """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
     if not result.config.stop_below:
-        return [(run, run["selected"]) for run in cell.runs]
-    return [(run, run["stops"][0]) for run in cell.runs if run["stops"][0]["round"]]
+        return [(run, run["selected"]) for run in result.only.runs]
+    return [(run, run["stops"][0]) for run in result.only.runs if run["stops"][0]["round"]]
 
 
 def _megabytes(run: Record, at: Record) -> float:
@@ -243,7 +243,7 @@ def _by_domain(result: RowResult) -> Cells:
 
 
 _scores = study.scores(
-    _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result, result.only)}
+    _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result)}
 )
 
 
@@ -410,7 +410,7 @@ def _curves(result: RowResult, key: str) -> drawings.Line:
     x, y = zip(*(_curve(log, key) for log in result.only.logs), strict=True)
     dots = [
         (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_score"])
-        for run, at in _selected(result, result.only)
+        for run, at in _selected(result)
     ]
     return drawings.Line(np.array(x), 100 * np.array(y), dots)
 

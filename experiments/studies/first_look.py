@@ -70,16 +70,12 @@ SHIFTS = {
 
 def rows(data: str) -> list[Row]:
     """A row for each kind of shift and method, on the only data set."""
-    return [
-        Row(
-            f"{name} {method}".replace(" ", "-"),
-            (f"--preset={shift.preset}", *_QUICK, *flags),
-            name,
-            method,
-        )
-        for name, shift in SHIFTS.items()
-        for method, flags in shift.methods.items()
-    ]
+    found = []
+    for name, shift in SHIFTS.items():
+        for method, own in shift.methods.items():
+            flags = (f"--preset={shift.preset}", *_QUICK, *own)
+            found.append(Row(f"{name}-{method.replace(' ', '-')}", flags, name, method))
+    return found
 
 
 def served(result: RowResult) -> list[Record]:

@@ -165,15 +165,10 @@ def _oscillation(result: RowResult) -> drawings.Panel:
     for kind, label in (("train", "training clients"), ("test", "test client")):
         curve = [100 * value for line in log for value in line[f"{kind}_by_round"]][:end]
         lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
-    threshold = 100 * result.config.stop_below[0]
-    return drawings.Panel(
-        lines,
-        f"{result.row.label}, stop below {threshold:g}%",
-        "round",
-        "accuracy, %",
-        levels={"threshold": threshold},
-        moments={"the stop": rounds[0] or np.nan},
-    )
+    threshold, stop = 100 * result.config.stop_below[0], rounds[0] or np.nan
+    title = f"{result.row.label}, stop below {threshold:g}%"
+    levels, moments = {"threshold": threshold}, {"the stop": stop}
+    return drawings.Panel(lines, title, "round", "accuracy, %", levels=levels, moments=moments)
 
 
 _AT_STOPS: dict[str, Callable[[RowResult], list[float]]] = {

@@ -12,12 +12,11 @@ class Shift(NamedTuple):
     """A way in which clients differ from each other, or from the test."""
 
     title: str  # the heading of its column
-    severity: str  # the meaning of the number
     severities: tuple[float, ...]  # the weakest first
     at: float  # the severity in the map
     flags: Callable[[float], tuple[str, ...]]  # of `train`, at a severity
-    has_unseen_domain: bool = False  # whether the test shows a domain that no client has
     domains: Literal["any", "none", "own"] = "any"  # the domains that the data must have
+    is_unseen: bool = False  # whether the test shows a domain of the data that no client has
 
     def fits(self, *, has_domains: bool) -> bool:
         """Whether it can be made of data that have, or do not have, domains of their own."""
@@ -25,34 +24,34 @@ class Shift(NamedTuple):
 
 
 def _rotated(degrees: float) -> tuple[str, ...]:
-    """Clients hold images at five angles, and the test shows a sixth, unseen one."""
+    """Clients hold images at five angles, and the test shows a sixth, by so many degrees beyond."""
     unseen = f"{60 + degrees:g}"
     return ("--environment=rotated", f"--angles=0,15,30,45,60,{unseen}", f"--held_out={unseen}")
 
 
 def _mixed(separation: float) -> tuple[str, ...]:
-    """Each client holds one angle, or a part of all."""
+    """Each client holds one angle (1), or a part of all (0: all clients alike)."""
     return (*_rotated(30), "--partition=mixed", f"--mixing={1 - separation:g}")
 
 
 def _labels(skew: float) -> tuple[str, ...]:
-    """Clients hold the classes in proportions of their own."""
+    """Clients hold the classes in proportions of their own: 1 / Dirichlet's alpha."""
     return (*_WHOLE, "--partition=dirichlet", f"--alpha={1 / skew:g}", "--min_size=10")
 
 
 def _tail(imbalance: float) -> tuple[str, ...]:
-    """Some classes, and the uploads of half of the clients, are rare."""
+    """The last class is so many times rarer than the first; half of the clients seldom upload."""
     return (*_labels(3), f"--imbalance={imbalance:g}", "--frequency=0.1")
 
 
 def _noise(share: float) -> tuple[str, ...]:
-    """Some clients hold labels that are often wrong."""
+    """Of the labels of 4 of 10 clients this part is wrong."""
     wrong = (f"--wrong_labels={share:g}", "--wrong_clients=0.4")
     return ("--environment=none", "--held_out=none", "--partition=iid", *wrong)
 
 
 def _colour(agreement: float) -> tuple[str, ...]:
-    """The colour predicts the label in training, and the opposite label in the test."""
+    """The colour fits the label in this part of the training images, in the test in 0.1."""
     # Two environments, in which the colour is wrong a little more and a little less often.
     flips = ",".join(f"{round(1 - agreement + each, 6):g}" for each in (0.05, -0.05))
     classes = ("--num_classes=2", "--label_noise=0.25")
@@ -60,77 +59,25 @@ def _colour(agreement: float) -> tuple[str, ...]:
 
 
 def _simpson(paradox: float) -> tuple[str, ...]:
-    """Within each client the colour tells the digit, over all clients hardly."""
+    """Within each client the colour of this part tells the digit, over all clients hardly."""
     return ("--environment=simpson", f"--paradox={paradox:g}", "--held_out=test")
 
 
 def _quantity(skew: float) -> tuple[str, ...]:
-    """Clients hold very different numbers of examples, and pass over each once."""
+    """Sizes differ by 1 / Dirichlet's alpha, and clients pass over each example once."""
     passes = ("--local_steps=0", "--local_epochs=1")
     return (*_WHOLE, "--partition=quantity", f"--alpha={1 / skew:g}", "--min_size=10", *passes)
 
 
 # Those whose programs have the same shapes stand side by side, so that few programs are kept.
 LISTED: dict[str, Shift] = {
-    "rotated": Shift(
-        "unseen angle",
-        "degrees beyond the largest training angle",
-        (5, 15, 30, 45),
-        30,
-        _rotated,
-        has_unseen_domain=True,
-        domains="none",
-    ),
-    "unseen": Shift(
-        "unseen domain",
-        "always 1",
-        (1,),
-        1,
-        lambda severity: (),
-        has_unseen_domain=True,
-        domains="own",
-    ),
-    "mixed": Shift(
-        "mixed domains",
-        "1 - lambda: 0, all clients alike; 1, a domain a client",
-        (0, 0.5, 0.9, 1),
-        0.5,
-        _mixed,
-        has_unseen_domain=True,
-    ),
-    "labels": Shift("label skew", "1 / Dirichlet's alpha", (1, 3, 10), 10, _labels),
-    "tail": Shift(
-        "long tail, rare uploads",
-        "examples of the first class for one of the last; half of the clients upload in 1 of 10 "
-        "rounds",
-        (1, 5, 20),
-        20,
-        _tail,
-    ),
-    "noise": Shift(
-        "wrong labels",
-        "part of the labels that is wrong, at 4 of 10 clients",
-        (0.2, 0.5, 0.8),
-        0.8,
-        _noise,
-    ),
-    "colour": Shift(
-        "misleading colour",
-        "part of the training images whose colour fits the label; in the test 0.1",
-        (0.55, 0.7, 0.85, 0.95),
-        0.85,
-        _colour,
-        domains="none",
-    ),
-    "simpson": Shift(
-        "Simpson's paradox",
-        "part of the clients' images with the colours of the paradox; the others' are random",
-        (0.5, 0.8, 1),
-        1,
-        _simpson,
-        domains="none",
-    ),
-    "quantity": Shift(
-        "quantity skew", "1 / Dirichlet's alpha of the sizes", (0.3, 1, 3), 3, _quantity
-    ),
+    "rotated": Shift("unseen angle", (5, 15, 30, 45), 30, _rotated, domains="none"),
+    "unseen": Shift("unseen domain", (1,), 1, lambda always: (), domains="own", is_unseen=True),
+    "mixed": Shift("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed, is_unseen=True),
+    "labels": Shift("label skew", (1, 3, 10), 10, _labels),
+    "tail": Shift("long tail, rare uploads", (1, 5, 20), 20, _tail),
+    "noise": Shift("wrong labels", (0.2, 0.5, 0.8), 0.8, _noise),
+    "colour": Shift("misleading colour", (0.55, 0.7, 0.85, 0.95), 0.85, _colour, domains="none"),
+    "simpson": Shift("Simpson's paradox", (0.5, 0.8, 1), 1, _simpson, domains="none"),
+    "quantity": Shift("quantity skew", (0.3, 1, 3), 3, _quantity),
 }

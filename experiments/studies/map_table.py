@@ -44,7 +44,7 @@ def columns_of(data: str, names: Sequence[str] = ()) -> dict[str, Shift]:
 
 def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
     """The flags of a kind of shift in a data set."""
-    is_own = DATA[data] and shift.has_unseen_domain
+    is_own = DATA[data] and shift.is_unseen
     own = ("--environment=none", f"--held_out={DATA[data]}") if is_own else ()
     return (f"--preset=map_{data}", *shift.flags(severity), *own)
 

@@ -415,9 +415,9 @@ def listed(values: Iterable[float]) -> str:
     return ",".join(f"{value:g}" for value in values)
 
 
-def percents(evaluations: Iterable[Any], accuracy: str = "test_score") -> list[float]:
-    """An accuracy of each evaluation, in percent."""
-    return [100 * each[accuracy] for each in evaluations]
+def percents(evaluations: Iterable[Any]) -> list[float]:
+    """The test accuracy of each evaluation, in percent."""
+    return [100 * each["test_score"] for each in evaluations]
 
 
 def megabytes(result: RowResult) -> str:
