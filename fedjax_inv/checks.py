@@ -2,6 +2,7 @@
 
 import numbers
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -79,6 +80,14 @@ def record(name: str, value: Any, kind: type) -> None:
     """Check that a value is of a type, such as `Model`."""
     if not isinstance(value, kind):
         raise UsageError(name, ..., f"is of type {type(value).__name__}, must be a {kind.__name__}")
+
+
+def regular(path: str | Path) -> Path:
+    """Return the path of a file; ValueError for others, as a pipe waits for its writer."""
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
+    return path
 
 
 def function(name: str, value: Any) -> None:

@@ -62,7 +62,7 @@ def _read(file: Path) -> dict[str, Any]:
     """Return the record of each user of a file."""
     needed = "must be LEAF's json, with users and user_data of each of them"
     try:
-        record = json.loads(file.read_bytes())
+        record = json.loads(checks.regular(file).read_bytes())
         return {user: record["user_data"][user] for user in record["users"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(str(file), ..., f"{needed}: {checks.one_line(error)}") from None

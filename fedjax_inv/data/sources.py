@@ -279,7 +279,7 @@ def _npy(folder: Path) -> Dataset:
     arrays = {}
     for key in _known(paths):
         try:
-            arrays[key] = np.load(paths[key], mmap_mode="r" if key == "x" else None)
+            arrays[key] = np.load(checks.regular(paths[key]), mmap_mode="r" if key == "x" else None)
         except _UNFIT as error:
             raise UsageError(str(paths[key]), ..., checks.one_line(error)) from None
     return of_arrays(str(folder), arrays)
@@ -426,7 +426,7 @@ def image_of(
         with warnings.catch_warnings():
             # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(file, formats=_FORMATS) as opened:
+            with Image.open(checks.regular(file), formats=_FORMATS) as opened:
                 if opened.mode in _DEEP_MODES:
                     raise ValueError(f"has more than 8 bits a channel, its mode is {opened.mode}")
                 turned = ImageOps.exif_transpose(opened)

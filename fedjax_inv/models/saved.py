@@ -7,7 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv.checks import UsageError, one_line
+from fedjax_inv.checks import UsageError, one_line, regular
 from fedjax_inv.types import Array, Tree
 
 
@@ -42,7 +42,7 @@ def about(path: str | Path) -> dict[str, str]:
     """
     from safetensors import safe_open
 
-    with _readable(path), safe_open(Path(path).expanduser(), framework="numpy") as file:
+    with _readable(path), safe_open(regular(path), framework="numpy") as file:
         return file.metadata() or {}
 
 
@@ -57,7 +57,7 @@ def read(path: str | Path) -> dict[str, Array]:
     from safetensors import flax
 
     with _readable(path):
-        return flax.load_file(Path(path).expanduser())
+        return flax.load_file(regular(path))
 
 
 @contextlib.contextmanager

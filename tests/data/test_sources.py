@@ -386,6 +386,16 @@ def test_photos_are_turned_as_their_exif_data_say(tmp_path):
     np.testing.assert_allclose(x[1], seen, atol=3)
 
 
+@pytest.mark.parametrize("place", ["im/a/x/1.png", "arrays/x.npy", "leaf/train/1.json"])
+def test_what_is_no_file_is_refused(tmp_path, place):
+    """To read a pipe would wait for its writer."""
+    path = tmp_path / place
+    path.parent.mkdir(parents=True)
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=path.name):
+        sources.load(str(tmp_path / place.split("/")[0]))
+
+
 def test_files_for_which_pillow_starts_a_program_are_no_images(tmp_path):
     (tmp_path / "d" / "c").mkdir(parents=True)
     Image.fromarray(colours(0)).save(tmp_path / "d" / "c" / "1.eps")
