@@ -89,11 +89,8 @@ class Variables(NamedTuple):
     stats: Halves  # changed by a training step without a gradient (BatchNorm)
 
 
-class Initialise(Protocol):
-    """Draws the initial variables of a network."""
-
-    def __call__(self, key: Array, x: Tree, /) -> Variables:
-        """Return new variables for inputs of the shape and dtype of x, [B, ...]; B may be 1."""
+# (key, x [B, ...]) -> new variables for inputs of the shape and dtype of x; B may be 1
+Initialise = Callable[[Array, Tree], Variables]
 
 
 class Apply(Protocol):
@@ -273,38 +270,17 @@ class Aggregator(NamedTuple):
     finish: Callable[[Tree], Tree]  # accumulator -> aggregated
 
 
-class Broadcast(Protocol):
-    """Computes the message from the server to the clients."""
-
-    def __call__(self, server: Tree, /) -> Tree:
-        """Return the message, the same for all clients; its bytes count as download."""
-
-
-class Client(Protocol):
-    """A client's turn: a pure function that is vmapped, scanned and sharded over clients."""
-
-    def __call__(self, visit: Visit, /) -> Reply:
-        """Return the client's reply, from `visit` alone: no client sees another's data."""
-
-
-class Update(Protocol):
-    """Computes the server's new state from the aggregated uploads."""
-
-    def __call__(self, server: Tree, aggregated: Tree, cohort: Cohort, /) -> Tree:
-        """Return the server after the exchange; discarded if no client attended.
-
-        Args:
-          server: the server before the exchange.
-          aggregated: the result of the exchange's aggregator.
-          cohort: the clients that attended.
-        """
-
-
-class Attends(Protocol):
-    """Decides which scheduled clients take part, for example by the turns of a game."""
-
-    def __call__(self, server: Tree, who: Array, round: Array, /) -> Array | bool:
-        """Return whether client `who` [] attends in a round [], from 0; [] bool."""
+# server -> the message, the same for all clients; its bytes count as download
+Broadcast = Callable[[Tree], Tree]
+# visit -> reply: a client's turn, from the visit alone, as no client sees another's data; a pure
+# function that is vmapped, scanned and sharded over clients
+Client = Callable[[Visit], Reply]
+# (server, result of the aggregator, clients that attended) -> the server after the exchange, which
+# is discarded if no client attended
+Update = Callable[[Tree, Tree, Cohort], Tree]
+# (server, client [], round [] from 0) -> whether a scheduled client takes part, [] bool, for
+# example by the turns of a game
+Attends = Callable[[Tree, Array, Array], Array | bool]
 
 
 class Exchange(NamedTuple):
@@ -320,28 +296,13 @@ class Exchange(NamedTuple):
     blank: Callable[[Tree], Tree] | None = None
 
 
-class InitServer(Protocol):
-    """Builds the server before the first round."""
-
-    def __call__(self, setup: Setup, /) -> Tree:
-        """Return a tree of arrays; its shapes never change."""
-
-
-class InitClient(Protocol):
-    """Builds the state of a client before its first turn, or of a client that was never seen."""
-
-    def __call__(self, server: Tree, who: Array, /) -> Tree:
-        """Return a tree of arrays for client `who` [], any number if it was never seen."""
-
-
-class Predict(Protocol):
-    """Computes the outputs of the network that serves a client."""
-
-    def __call__(self, server: Tree, own: Tree, x: Tree, /) -> Array:
-        """Return the outputs [B, ...] for inputs [B, ...], logits [B, K] for classifiers.
-
-        `own` is the client's own state, () unless the algorithm is personal.
-        """
+# setup -> the server before the first round, a tree of arrays whose shapes never change
+InitServer = Callable[[Setup], Tree]
+# (server, client []) -> the client's state before its first turn; any number if it was never seen
+InitClient = Callable[[Tree, Array], Tree]
+# (server, own state, inputs [B, ...]) -> outputs [B, ...] of the network that serves a client,
+# logits [B, K] of classifiers; the own state is () unless the algorithm is personal
+Predict = Callable[[Tree, Tree, Tree], Array]
 
 
 class Algorithm(NamedTuple):
