@@ -53,24 +53,6 @@ def _of_label(function: Callable[[Array], Array], logits: Array, labels: Array) 
     return jnp.where(is_class, values, jnp.nan)
 
 
-def smoothed_cross_entropy(label_smoothing: float | Array) -> Loss:
-    """Return the loss `cross_entropy` against smoothed labels (Szegedy et al. 2016, Section 7).
-
-    The target of a class is 1 - label_smoothing for the label, plus label_smoothing / K for each of
-    the K classes; label_smoothing is at least 0 and below 1. Labels may also be probabilities
-    [B, K], as those of `soft_cross_entropy`. Logits must be finite: if one of another class than
-    the label is -inf, the loss is infinite, and NaN for a label_smoothing of 0.
-    """
-    checks.real("label_smoothing", label_smoothing, 0, 1)
-
-    def loss(logits: Array, labels: Array, mask: Array) -> Array:
-        sharp = (soft_cross_entropy if labels.ndim == 2 else cross_entropy)(logits, labels, mask)
-        even = masked_mean(-jax.nn.log_softmax(tree.wide(logits)).mean(-1), mask)
-        return (1 - label_smoothing) * sharp + label_smoothing * even
-
-    return loss
-
-
 def focal(gamma: float | Array) -> Loss:
     """Return the focal loss, which gives examples that are predicted well less weight.
 

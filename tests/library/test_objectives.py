@@ -25,10 +25,7 @@ def test_a_label_that_is_no_class_makes_the_loss_nan(label: int) -> None:
     assert jnp.isfinite(grads).all()
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [objectives.cross_entropy, objectives.focal(0.0), objectives.smoothed_cross_entropy(0.0)],
-)
+@pytest.mark.parametrize("loss", [objectives.cross_entropy, objectives.focal(0.0)])
 def test_losses_of_outputs_of_16_bits_have_32(loss) -> None:
     dtype = jnp.bfloat16
     logits, mask = jnp.array([[6.0, 0.0], [1.0, 4.0]], dtype), jnp.ones(2, bool)
@@ -89,18 +86,8 @@ def _huber(error, delta):
 
 
 TABLE = {
-    "smoothed": (
-        objectives.smoothed_cross_entropy(0.2),
-        CLASSES,
-        lambda x, y: -((0.8 * np.eye(3)[y] + 0.2 / 3) * np.log(_softmax(x))).sum(1),
-    ),
     "cross entropy": (objectives.cross_entropy, CLASSES, lambda x, y: -np.log(_of_class(x, y))),
     "accuracy": (objectives.accuracy, CLASSES, lambda x, y: x.argmax(1) == y),
-    "smoothed means": (
-        objectives.smoothed_cross_entropy(0.2),
-        _softmax(VALUES),
-        lambda x, y: -((0.8 * y + 0.2 / 3) * np.log(_softmax(x))).sum(1),
-    ),
     "soft": (
         objectives.soft_cross_entropy,
         _softmax(VALUES),
