@@ -185,11 +185,6 @@ class Layout(NamedTuple):
         """k_c, how many devices share the clients of a run."""
         return self._size(CLIENTS)
 
-    @property
-    def everywhere(self) -> NamedSharding:
-        """The placement of arrays that are whole on every device, of several."""
-        return self._sharding(_WHOLE)
-
     def axis(self, inner: Axis) -> Axis:
         """Return the axis that assigns slots to the devices; each folds its own by `inner`."""
         name = CLIENTS if self.client_devices > 1 else None
@@ -336,7 +331,7 @@ class Layout(NamedTuple):
             if _is_key(array):
                 keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
                 # Keys have no form on the host, and orbax saves no array of one process alone.
-                return _put(keys, self.everywhere)
+                return _put(keys, self._sharding(_WHOLE))
             return on_host(array)[: self.num_runs]
 
         return jax.tree.map(leaf, tree)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from fedjax_inv import tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
     Algorithm,
@@ -32,12 +33,11 @@ class Server(NamedTuple):
 
 def _chosen(params: Halves, patterns: Sequence[str]) -> Halves:
     """Return for each parameter whether a pattern fits its name or the beginning of it."""
+    return jax.tree_util.tree_map_with_path(lambda at, leaf: _fits(_name(at), patterns), params)
 
-    def fits(place: tuple, leaf: Array) -> bool:
-        name = _name(place)
-        return any(fnmatch.fnmatchcase(name, each) for p in patterns for each in (p, f"{p}/*"))
 
-    return jax.tree_util.tree_map_with_path(fits, params)
+def _fits(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name, each) for p in patterns for each in (p, f"{p}/*"))
 
 
 def _name(place: tuple) -> str:
@@ -66,20 +66,15 @@ def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, V
 
     The statistics of a half are frozen if all of its parameters are.
     """
-    params, stats = variables
-    chosen, frozen = _chosen(params, patterns), is_frozen(params, patterns)
-    moves = Halves(
-        jax.tree.map(lambda _: not frozen.body, stats.body),
-        jax.tree.map(lambda _: not frozen.head, stats.head),
-    )
+    frozen = is_frozen(variables.params, patterns)
 
-    def part(trained: bool) -> Variables:
-        def keep(leaf: Array, moves: bool) -> Array | None:
-            return leaf if moves == trained else None
+    def is_trained(path: tuple[str, ...]) -> bool:
+        kind, half, *_ = path
+        if kind == "stats":
+            return not getattr(frozen, half)
+        return _fits("/".join(path[1:]), patterns)
 
-        return Variables(jax.tree.map(keep, params, chosen), jax.tree.map(keep, stats, moves))
-
-    return part(True), part(False)
+    return tree.partition(variables, is_trained)
 
 
 def _filled(trained: Tree, frozen: Tree) -> Tree:
@@ -90,12 +85,7 @@ def _filled(trained: Tree, frozen: Tree) -> Tree:
         return {name: _filled(trained[name], frozen.get(name)) for name in trained}
     if isinstance(trained, tuple) and not trained:  # of a method that shares no network
         return ()
-    return jax.tree.map(
-        lambda ours, theirs: theirs if ours is None else ours,
-        trained,
-        frozen,
-        is_leaf=lambda leaf: leaf is None,
-    )
+    return tree.combine(trained, frozen)
 
 
 def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Model:

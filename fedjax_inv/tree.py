@@ -1,4 +1,6 @@
-"""Functions of trees that `optax.tree` lacks, for the leading axis of leaves and for NaN."""
+"""Functions of trees that `optax.tree` lacks, for the leading axis of leaves, parts, and NaN."""
+
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -74,3 +76,30 @@ def all_finite(tree: Tree) -> Array:
         of_shape[shape] = of_shape.get(shape, jnp.bool_(True)) & jnp.isfinite(leaf)
     checks = [jnp.all(leaf) for leaf in of_shape.values()]
     return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
+
+
+def partition(tree: Tree, is_chosen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
+    """Return (chosen, others): `tree` twice, with None for the leaves of the other part.
+
+    `is_chosen` tells from the path of a leaf, such as ("params", "body", "blocks_0", "BatchNorm_0",
+    "scale"), whether it is chosen.
+    """
+
+    def part(chosen: bool) -> Tree:
+        def keep(path: tuple, leaf: Array) -> Array | None:
+            names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+            return leaf if is_chosen(names) == chosen else None
+
+        return jax.tree_util.tree_map_with_path(keep, tree)
+
+    return part(True), part(False)
+
+
+def combine(chosen: Tree, others: Tree) -> Tree:
+    """Return the tree of two parts, the inverse of `partition`."""
+    return jax.tree.map(
+        lambda ours, theirs: theirs if ours is None else ours,
+        chosen,
+        others,
+        is_leaf=lambda leaf: leaf is None,
+    )

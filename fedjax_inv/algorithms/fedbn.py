@@ -15,14 +15,12 @@ default is by size.
 
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives, servers
+from fedjax_inv import aggregators, averaging, objectives, servers, tree
 from fedjax_inv.types import (
     Algorithm,
-    Array,
     Facts,
     Local,
     Loss,
@@ -45,33 +43,6 @@ def in_norm(path: tuple[str, ...]) -> bool:
     return any("norm" in part.lower() for part in path)
 
 
-def partition(tree: Tree, is_local: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
-    """Return (local, shared): `tree` twice, with None for the leaves of the other part.
-
-    `is_local` tells from the path of a leaf, such as ("params", "body", "blocks_0", "BatchNorm_0",
-    "scale"), whether it is local.
-    """
-
-    def part(local: bool) -> Tree:
-        def keep(path: tuple, leaf: Array) -> Array | None:
-            names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-            return leaf if is_local(names) == local else None
-
-        return jax.tree_util.tree_map_with_path(keep, tree)
-
-    return part(True), part(False)
-
-
-def combine(local: Tree, shared: Tree) -> Tree:
-    """Return the tree of two parts, the inverse of `partition`."""
-    return jax.tree.map(
-        lambda ours, theirs: theirs if ours is None else ours,
-        local,
-        shared,
-        is_leaf=lambda leaf: leaf is None,
-    )
-
-
 def fedbn(
     model: Model,
     work: Work,
@@ -85,20 +56,20 @@ def fedbn(
 
     Args:
       server_optimizer: the server's optimizer, on the mean delta of the shared parameters.
-      is_local: path -> whether the variable stays with its client (see `partition`); if nothing
+      is_local: path -> whether the variable stays with its client (`tree.partition`); if nothing
         is local, this is FedAvg.
     """
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
     def local_part(variables: Variables) -> Variables:
-        return partition(variables, is_local)[0]
+        return tree.partition(variables, is_local)[0]
 
     def start(visit: Visit) -> Local:
-        return work.init(combine(visit.own.variables, visit.message.variables))
+        return work.init(tree.combine(visit.own.variables, visit.message.variables))
 
     def serve(server: servers.Server, own: averaging.Own) -> Variables:
-        return combine(averaging.variables_of(own, server.side), server.variables)
+        return tree.combine(averaging.variables_of(own, server.side), server.variables)
 
     def mean_of(old: Variables, aggregated: Tree, delta: Variables) -> Variables:
         del delta
@@ -116,7 +87,7 @@ def fedbn(
         remember=lambda visit, trained: averaging.Own(
             local_part(trained.local.variables), jnp.bool_(True)
         ),
-        shared=lambda variables: partition(variables, is_local)[1],
+        shared=lambda variables: tree.partition(variables, is_local)[1],
         serve=serve,
         # The mean over the clients of the latest round; before it the initial variables.
         side=averaging.SideState(
@@ -129,4 +100,4 @@ def fedbn(
             update=mean_of,
         ),
     )
-    return algorithm._replace(network=lambda server: combine(server.side, server.variables))
+    return algorithm._replace(network=lambda server: tree.combine(server.side, server.variables))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import federations
 import linear_networks as linear
 from federations import assert_equal
-from fedjax_inv import communication, models, tree
+from fedjax_inv import communication, models
+from fedjax_inv import tree as trees
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
@@ -97,7 +98,7 @@ def test_fedbn_is_a_loop_over_clients() -> None:
         # Each client is served with its own.
         last, x = states[-1], np.asarray(held.data.x)
         for who, (scale, running) in enumerate(own):
-            mine = tree.take(last.clients, who)
+            mine = trees.take(last.clients, who)
             got = algorithm.predict(last.server, mine, x)
             if linear.SIZES[who]:
                 expected = (x @ w[0] - running) * scale @ w[1]
@@ -119,7 +120,7 @@ def test_fedbn_is_a_loop_over_clients() -> None:
 def test_what_is_local_by_default(model, names: set[str]) -> None:
     """Each variable of a norm, in both halves, and none of another layer."""
     variables = jax.eval_shape(partial(federations.initial, model), jax.random.key(0))
-    parts = fedbn.partition(variables, fedbn.in_norm)
+    parts = trees.partition(variables, fedbn.in_norm)
     got, others = (paths(part) for part in parts)
     assert {path[-1] for path in got} == names
     assert {path[1] for path in got} == ({"body", "head"} if names else set())
@@ -130,7 +131,7 @@ def test_what_is_local_by_default(model, names: set[str]) -> None:
 def paths(tree: Tree) -> list[tuple[str, ...]]:
     """The paths that `partition` tells its predicate."""
     told = []
-    fedbn.partition(tree, lambda path: bool(told.append(path)))
+    trees.partition(tree, lambda path: bool(told.append(path)))
     return told[: len(told) // 2]
 
 
@@ -139,8 +140,8 @@ def test_combine_undoes_partition(chosen: set[int]) -> None:
     variables = MODEL.init(jax.random.key(0), jnp.ones((1, 4)))
     every = paths(variables)
     local_paths = {path for i, path in enumerate(every) if i in chosen}
-    parts = fedbn.partition(variables, lambda path: path in local_paths)
+    parts = trees.partition(variables, lambda path: path in local_paths)
     assert set(paths(parts[0])) == local_paths
     assert set(paths(parts[1])) == set(every) - local_paths
-    assert_equal(fedbn.combine(*parts), variables)
-    assert_equal(fedbn.combine(parts[1], parts[0]), variables)
+    assert_equal(trees.combine(*parts), variables)
+    assert_equal(trees.combine(parts[1], parts[0]), variables)

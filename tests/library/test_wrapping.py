@@ -8,6 +8,7 @@ import pytest
 import federations
 from federations import Config
 from fedjax_inv import algorithms, missing, rounds, wrapping
+from fedjax_inv import tree as trees
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn
 from fedjax_inv.types import Algorithm
 
@@ -38,7 +39,7 @@ def test_an_algorithm_says_which_network_it_serves(name: str) -> None:
     server, network = served(algorithm, config)
     *_, innermost = wrapping.layers(server)
     if name == "fedbn":  # the server's variables lack those of normalisation layers
-        network = fedbn.partition(network, fedbn.in_norm)[1]
+        network = trees.partition(network, fedbn.in_norm)[1]
     assert network == innermost.variables
 
 
