@@ -165,9 +165,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
             {
                 "alpha": 0.5,
                 "gamma": 0.1,
-                "drift_mode": "feature_ema",
-                "feature_decay": 0.6,
-                "history_gradient": "straight_through",
+                "drift_mode": "row_mean",
             },
         ),
     ),

@@ -19,7 +19,7 @@ p_k of Eq. 16 are those of the uploads that arrived.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -94,7 +94,6 @@ DIRECTIONS: dict[str, Callable[[Array], Array]] = {
     "svd": leading_direction,
     "row_mean": lambda matrix: unit(matrix.mean(0)),
     "classwise": unit,
-    "feature_ema": unit,  # from a mean of features [D]
 }
 
 
@@ -181,7 +180,6 @@ class _History(NamedTuple):
 
     total: Array  # [K, D] sum of the past batches' calibrated classifiers
     num_batches: Array  # []
-    features: Tree  # [D] moving average of the features; () if not needed
 
 
 def _kernel(head: Tree) -> Array:
@@ -202,29 +200,19 @@ class _Settings(NamedTuple):
     beta: float | Array
     gamma: float | Array
     scale: float | Array
-    feature_decay: float | Array
     drift_mode: str
-    history_gradient: str
     orthogonal_directions: bool
     parameter_calibration: bool
     history_average: bool
 
-    @property
-    def averages_features(self) -> bool:
-        return self.drift_mode == "feature_ema"
-
-    def global_direction(self, head: Tree, mean_features: Tree) -> Array:
-        source = mean_features if self.averages_features else _kernel(head).T
-        return DIRECTIONS[self.drift_mode](source)
+    def direction(self, head: Tree) -> Array:
+        return DIRECTIONS[self.drift_mode](_kernel(head).T)
 
     def local_direction(self, at: Local, global_direction: Array) -> Array:
         trace: Halves | None = optax.tree.get(at.opt_state, "trace")  # the momentum of sgd
-        if self.averages_features:
-            direction = unit(at.carry.features)
-        elif trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
+        if trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
             return jnp.full_like(global_direction, jnp.where(self.beta == 0, 0, jnp.nan))
-        else:
-            direction = DIRECTIONS[self.drift_mode](_kernel(trace.head).T)
+        direction = self.direction(trace.head)
         return orthogonal(direction, global_direction) if self.orthogonal_directions else direction
 
     def rows(self, classifier: Array, global_direction: Array, local_direction: Array) -> Array:
@@ -234,12 +222,7 @@ class _Settings(NamedTuple):
 
     def of_history(self, history: _History, count: Array, now: Array) -> Array:
         """The average of the round's classifiers up to the present one, [K, D]."""
-        if not self.history_average:
-            return now
-        average = (history.total + now) / count
-        if self.history_gradient == "literal":
-            return average
-        return now + jax.lax.stop_gradient(average - now)
+        return (history.total + now) / count if self.history_average else now
 
 
 def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Array) -> LocalGradFn:
@@ -251,47 +234,27 @@ def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Arr
         body_key, _ = jax.random.split(key)  # as `models.apply` does
         local_direction = chosen.local_direction(at, global_direction)
 
-        def risk(params: Halves) -> tuple[Array, tuple[Halves, Array, Array]]:
+        def risk(params: Halves) -> tuple[Array, tuple[Halves, Array]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             kernel = _kernel(params.head)
             features = _embedding(features, kernel.shape[0])
             now = chosen.rows(kernel.T, global_direction, local_direction)
             z = logits(features, chosen.of_history(history, count, now), scale=chosen.scale)
-            return loss(z, batch.y, mask), (Halves(body, stats.head), now, features)
+            return loss(z, batch.y, mask), (Halves(body, stats.head), now)
 
-        (value, (after, now, features)), grads = jax.value_and_grad(risk, has_aux=True)(params)
-        mean: Any = ()
-        if chosen.averages_features:
-            new = jax.vmap(objectives.masked_mean, (1, None))(features, mask)
-            mean = chosen.feature_decay * history.features + (1 - chosen.feature_decay) * new
-        carry = _History(history.total + now, count, mean)
-        return Step(grads, after, {"loss": value}, carry=carry)
+        (value, (after, now)), grads = jax.value_and_grad(risk, has_aux=True)(params)
+        return Step(grads, after, {"loss": value}, carry=_History(history.total + now, count))
 
     return grad_fn
-
-
-def _mean_features(weighting: str | aggregators.Weight) -> averaging.SideState:
-    """The mean of the clients' features, which the server sends beside the network."""
-    weight = aggregators.weight_of(weighting)
-    return averaging.SideState(
-        init=lambda setup: jnp.zeros_like(_kernel(setup.variables.params.head)[:, 0]),
-        send=lambda mean: mean,
-        upload=lambda visit, trained: (trained.local.carry.features, ()),
-        aggregate=aggregators.combine((aggregators.mean(weight), aggregators.weight_sum(weight))),
-        update=lambda old, new, delta: jnp.where(new[1] > 0, new[0], old),
-    )
 
 
 def _check(work: Work, chosen: _Settings) -> None:
     """Raise UsageError for wrong settings, and for local training without the momentum needed."""
     for name in ("alpha", "beta", "gamma", "scale"):
         checks.real(name, getattr(chosen, name))
-    checks.real("feature_decay", chosen.feature_decay, 0, 1)
     checks.one_of("drift_mode", chosen.drift_mode, DIRECTIONS)
-    checks.one_of("history_gradient", chosen.history_gradient, ("literal", "straight_through"))
     # A traced beta may be 0.
-    has_local_direction = checks.is_concrete(chosen.beta) and not checks.is_known_zero(chosen.beta)
-    if has_local_direction and not chosen.averages_features:
+    if checks.is_concrete(chosen.beta) and not checks.is_known_zero(chosen.beta):
         some = Variables(Halves(jnp.zeros(1), jnp.zeros(1)), Halves((), ()))
         if optax.tree.get(jax.eval_shape(work.init, some).opt_state, "trace") is None:
             text = "must be sgd with momentum above 0, or {beta}"
@@ -308,20 +271,18 @@ def cafe(
     scale: float | Array = 16.0,
     drift_mode: str = "svd",
     orthogonal_directions: bool = True,
-    feature_decay: float | Array = 0.9,
     feature_calibration: bool = True,
     parameter_calibration: bool = True,
     history_average: bool = True,
-    history_gradient: str = "literal",
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
 ) -> Algorithm:
     """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
-    The clients' optimizer must be sgd with momentum, unless beta is 0, drift_mode "feature_ema" or
-    feature_calibration False; without it a traced beta above 0 gives NaN. The paper has momentum
-    0.9, reset in each round, and momentum on the server (`server_optimizer`), too.
+    The clients' optimizer must be sgd with momentum, unless beta is 0 or feature_calibration False;
+    without it a traced beta above 0 gives NaN. The paper has momentum 0.9, reset in each round, and
+    momentum on the server (`server_optimizer`), too.
 
     Args:
       alpha: share of the global direction that is removed.
@@ -331,34 +292,27 @@ def cafe(
         of at most 1.
       drift_mode: how a matrix becomes a direction: "svd", its leading right-singular vector;
         "row_mean", the mean of its rows (with parameter_calibration, as the rows of a linear
-        softmax's gradient sum to 0); "classwise", for each class its own row, which in serving only
-        scales the logits; or "feature_ema", in place of a matrix a moving average of features,
-        which is sent beside the network.
+        softmax's gradient sum to 0); or "classwise", for each class its own row, which in serving
+        only scales the logits.
       orthogonal_directions: whether the local direction is made orthogonal to the global one.
-      feature_decay: decay of the average of features from batch to batch, below 1. It starts at 0
-        in each round, so that a client with few batches sends a shorter average and counts less.
       feature_calibration: whether the directions are removed; if not, alpha and beta are 0.
       parameter_calibration: whether the classifier's rows are divided by their norms.
       history_average: whether classifiers are averaged over the batches of the round; if not, the
         present batch's is taken alone.
-      history_gradient: gradient of that average by the present batch's classifier: "literal", 1/t,
-        or "straight_through", 1.
     """
     if not feature_calibration:
         alpha = beta = 0.0
-    numbers = alpha, beta, gamma, scale, feature_decay
     switches = orthogonal_directions, parameter_calibration, history_average
-    chosen = _Settings(*numbers, drift_mode, history_gradient, *switches)
+    chosen = _Settings(alpha, beta, gamma, scale, drift_mode, *switches)
     _check(work, chosen)
 
     def gradient_from(visit: Visit) -> LocalGradFn:
         head = visit.message.variables.params.head
-        return _gradient(model, loss, chosen, chosen.global_direction(head, visit.message.side))
+        return _gradient(model, loss, chosen, chosen.direction(head))
 
     def start(visit: Visit) -> Local:
         kernel = _kernel(visit.message.variables.params.head)
-        mean = jnp.zeros_like(kernel[:, 0]) if chosen.averages_features else ()
-        nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()), mean)
+        nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()))
         return work.init(visit.message.variables)._replace(carry=nothing)
 
     training = averaging.averaging(
@@ -368,7 +322,6 @@ def cafe(
         server_optimizer=server_optimizer,
         weighting=weighting,
         start=start,
-        side=_mean_features(weighting) if chosen.averages_features else None,
     )
 
     def init_server(setup: Setup) -> servers.Server:
@@ -386,7 +339,7 @@ def cafe(
         real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(params.body, stats.body, x, real, False)
         kernel = _kernel(params.head)
-        direction = chosen.global_direction(params.head, server.side)
+        direction = chosen.direction(params.head)
         served = chosen.rows(kernel.T, direction, jnp.zeros_like(direction))
         return logits(_embedding(features, kernel.shape[0]), served, scale=scale)
 

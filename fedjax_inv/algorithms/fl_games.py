@@ -22,7 +22,7 @@ from the last to the first, anew in each epoch.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import chex
 import jax
@@ -208,9 +208,8 @@ def fl_games(
         logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
         return together(logits, game.plays)
 
-    scale: dict[str, Any] = {"output_scale": output_scale}
-    together = functools.partial(_together, **scale)
-    mixed = functools.partial(response_logits, memory_mix=memory_mix, **scale)
+    together = functools.partial(_together, output_scale=output_scale)
+    mixed = functools.partial(response_logits, memory_mix=memory_mix, output_scale=output_scale)
     all_attend, players_attend = _turns(play, learned)
     responses = _responses(model, work, loss, memory, players_attend, mixed)
     representation = _representation(

@@ -88,7 +88,7 @@ def check_dataset(dataset: Dataset) -> None:
     of_examples = {name: getattr(dataset, name) for name in _OF_EXAMPLES}
     for (field, *rest), leaf in jax.tree_util.tree_leaves_with_path(of_examples):
         if np.shape(leaf)[:1] != (num_examples,) or not num_examples or not holds_finite(leaf):
-            name = f"dataset.{field.key}{jax.tree_util.keystr(rest)}"
+            name = f"dataset.{field.key}{jax.tree_util.keystr((*rest,))}"
             raise UsageError(name, leaf, f"must be finite numbers [{num_examples}, ...]")
 
 

@@ -387,7 +387,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     files = sorted(root.glob("[!.]*/[!.]*/[!.]*"))
     if not files:
         raise ValueError("must hold images in folders domain/class/, there are none")
-    labels, domains = ([file.parents[above].name for file in files] for above in (0, 1))
+    of_label, of_domain = ([file.parents[above].name for file in files] for above in (0, 1))
     if image_size is not None:
         platforms.check_memory("image_size", image_size, 3 * len(files) * image_size**2)
     size = None if image_size is None else (image_size, image_size)
@@ -407,8 +407,8 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
         x[i] = pixels
         are_grey &= channels == 1
     x = x[..., :1].copy() if are_grey else x
-    domain, domains = _numbered(domains)
-    y, classes = _numbered(labels)
+    domain, domains = _numbered(of_domain)
+    y, classes = _numbered(of_label)
     return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))
 
 
