@@ -214,10 +214,7 @@ def command(words: Sequence[str]) -> str:
     shown = ["fedjax-inv"]
     for word in words:
         name, equals, value = word.partition("=")
+        parts = [Path(x).name if x.startswith(("/", "~", ".")) else x for x in value.split(",")]
         if name.lstrip("-") not in _LEFT_OUT:
-            shown.append(name + equals + ",".join(map(_without_place, value.split(","))))
+            shown.append(name + equals + ",".join(parts))
     return shlex.join(shown)
-
-
-def _without_place(path: str) -> str:
-    return Path(path).name if path.startswith(("/", "~", ".")) else path

@@ -47,7 +47,11 @@ def leaving(data: str) -> list[Row]:
         flags = (*_at(data, "rotated", "180"), absent)
         rows.append(Row("without-rotated", flags, "rotated: without it"))
     for kind in kinds:
-        exits = _exits(data, kind)
+        exits = (
+            "--algorithm=exit_strategy",
+            f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
+            f"--set=pretraining_rounds={_PRETRAINING[data][kind == 'rotated']}",
+        )
         methods = {
             "FedAvg": ("--algorithm=fedavg",),
             "FedAvg-exit": (*exits, "--set=wrapped=fedavg"),
@@ -60,15 +64,6 @@ def leaving(data: str) -> list[Row]:
                 for name, method in methods.items()
             ]
     return rows
-
-
-def _exits(data: str, kind: str) -> tuple[str, ...]:
-    """Flags of the exit strategy for a kind of aberrant client."""
-    return (
-        "--algorithm=exit_strategy",
-        f"--set=step_size={_rate(data, kind) * _LOCAL_STEPS[data]:g}",
-        f"--set=pretraining_rounds={_PRETRAINING[data][kind == 'rotated']}",
-    )
 
 
 def _rate(data: str, kind: str) -> float:

@@ -364,7 +364,9 @@ def _means(result: RowResult) -> dict[str, float]:
 
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method or hook on this partition, or of columns within a row."""
-    if not result.is_complete or not _is_of_paper(result):
+    clients = {"partition", "alpha", "clients", "cohort", "sampling_rate"}
+    fifth = 5 * build.slots(result.config, result.config.clients) == result.config.clients
+    if not (result.is_complete and fifth and study.is_of_paper(result, clients)):
         return {}
     of_data = paper_data(result.config), partition_name(result.config)
     names = (result.row.series, result.row.label)
@@ -379,15 +381,6 @@ def numbers(result: RowResult, data: str) -> Cells:
         for each in mine
         if each.column == of_data[1]
     }
-
-
-def _is_of_paper(result: RowResult) -> bool:
-    """Whether a fifth of the clients takes part in a round, and each update arrives."""
-    num_clients = result.config.clients
-    slots = build.slots(result.config, num_clients)
-    return 5 * slots == num_clients and study.is_of_paper(
-        result, {"partition", "alpha", "clients", "cohort", "sampling_rate"}
-    )
 
 
 def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:

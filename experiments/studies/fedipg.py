@@ -260,13 +260,9 @@ def _scores_by_domain(result: RowResult) -> study.ByHeading:
     return {name: of.dropna().to_dict() for name, of in (dict(by_domain.items()) | over).items()}
 
 
-def _held(times: int) -> Pick:
+def _held(lines: Sequence[Line], times: int = 1) -> Line | None:
     """A rule: the evaluation at which the domains agree for so many evaluations in a row."""
-
-    def pick(lines: Sequence[Line]) -> Line | None:
-        return _in_a_row(selection.after_difference(lines), selection.agrees, times)
-
-    return pick
+    return _in_a_row(selection.after_difference(lines), selection.agrees, times)
 
 
 def _in_a_row(lines: Sequence[Line], holds: Callable[[Line], bool], times: int = 1) -> Line | None:
@@ -304,17 +300,12 @@ def _both(lines: Sequence[Line]) -> Line | None:
     return _in_a_row(after, lambda line: selection.agrees(line) and _risks_agree(line))
 
 
-def _last_agreeing(lines: Sequence[Line]) -> Line | None:
-    """A rule: the last evaluation at which the domains agree."""
-    return _in_a_row(selection.after_difference(lines)[::-1], selection.agrees)
-
-
 def _level(lines: Sequence[Line]) -> Line | None:
     """A rule: after agreement, the first evaluation at which validation no longer falls.
 
     It and the two before it are in the mean at least as good as the three before those.
     """
-    first, after = _held(1)(lines), selection.after_difference(lines)
+    first, after = _held(lines), selection.after_difference(lines)
     if first is None:
         return None
     scores = [line["validation_score"] for line in after]
@@ -326,10 +317,12 @@ def _level(lines: Sequence[Line]) -> Line | None:
 
 _ENDS: dict[str, Pick] = {
     "agreement": RULES["agreement"].pick,
-    **{f"agreement {times} times": _held(times) for times in (2, 3, 5)},
+    **{f"agreement {times} times": partial(_held, times=times) for times in (2, 3, 5)},
     "agreement of accuracies and risks": _both,
     "level after agreement": _level,
-    "last agreement": _last_agreeing,
+    "last agreement": lambda lines: _in_a_row(
+        selection.after_difference(lines)[::-1], selection.agrees
+    ),
     **{name: RULES[name].pick for name in ("last_if_agreed", "last", "validation", "oracle")},
 }
 
