@@ -38,12 +38,12 @@ class Diverged(Exception):
 
 
 class _Output(io.FileIO):
-    """An output whose reader may go, as `head` does: the work goes on."""
+    """An output whose reader may go, as `head` does, or that was closed: the work goes on."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError:
             return len(data)
 
 
