@@ -9,8 +9,8 @@ The paper leaves open, and we chose: all v_i start as the initial global network
 client first trains w, then v_i with as many local steps and the same optimizer, which starts anew,
 on minibatches drawn anew. w starts from the network that the client received; v_i starts from its
 last value and is drawn to that network. v_i has statistics (BatchNorm) of its own. Before its
-first turn a client is served with w. The release takes a simple mean of clients, our default is by
-size; its proximal is 1 in its commands.
+first turn a client is served with w. The mean of clients is simple, as in the release, whose
+commands have a proximal of 1.
 """
 
 import jax
@@ -38,7 +38,7 @@ def ditto(
     proximal: float | Array = 0.1,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str | Weight = "size",
+    weighting: str | Weight = "uniform",
 ) -> Algorithm:
     """Return Ditto (Li et al. 2021, Algorithm 1). A client's own state is its own network v_i.
 

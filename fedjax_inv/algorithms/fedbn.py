@@ -1,6 +1,6 @@
 """FedBN: FedAvg whose clients keep their normalisation layers to themselves.
 
-    minimise  sum_i (n_i / n) R_i(w, b_i)
+    minimise  mean_i R_i(w, b_i)
 
 over the shared w and the normalisation variables b_i (affine and statistics) of each client.
 Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization"
@@ -9,8 +9,8 @@ Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch N
 The paper leaves open, and we chose: before its first turn a client is served with the mean b_i of
 the clients that attended the latest round, with the weights of their deltas; its training starts
 from the initial b_i. Clients upload b_i for this mean alone, and `communication` counts it; FedBN
-itself does not upload it. The server never sends b_i. The release has equal weights of clients, our
-default is by size.
+itself does not upload it. The server never sends b_i. Clients have equal weights, as in the
+release; the paper has n_i / n.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def fedbn(
     *,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str | aggregators.Weight = "size",
+    weighting: str | aggregators.Weight = "uniform",
     is_local: Callable[[tuple[str, ...]], bool] = in_norm,
 ) -> Algorithm:
     """Return FedBN (Li et al. 2021, Algorithm 1). A client's own state is its local variables.

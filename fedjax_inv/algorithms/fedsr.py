@@ -13,8 +13,8 @@ and it starts at softplus(1), m_k at 0. We chose: the mean is the body's output 
 FedSR fits any network with a cut, and serves with the network of all other methods. E||z||^2 and KL
 are closed forms, summed over the features. The release has one dense layer for mean and deviation,
 takes ||z|| of the drawn z, multiplies z in KL by a learned number, averages predictions over 20
-draws, keeps the optimizer's momentum over rounds, weights clients alike (our default is by size),
-and leaves m_k and s_k with each client; averaged, they draw all clients to the same Gaussians.
+draws, keeps the optimizer's momentum over rounds, and leaves m_k and s_k with each client;
+averaged, they draw all clients to the same Gaussians.
 """
 
 import chex
@@ -132,7 +132,7 @@ def fedsr(
     cmi: float | Array = 0.001,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-    weighting: str | Weight = "size",
+    weighting: str | Weight = "uniform",
 ) -> Algorithm:
     """Return FedSR (Nguyen et al. 2022); the representation is the body's output.
 

@@ -28,9 +28,14 @@ def own_weights(state: rounds.State, client: int) -> linear.Weights:
 
 
 def test_own_networks_are_a_loop_over_clients() -> None:
-    """The global networks, to which they are pulled, are those of FedAvg."""
+    """The global networks, to which they are pulled, are those of FedAvg with a simple mean."""
     with jax.enable_x64(True):
-        alone = fedavg(linear.MODEL, linear.work(), server_optimizer=SERVER_OPTIMIZER)
+        alone = fedavg(
+            linear.MODEL,
+            linear.work(),
+            server_optimizer=SERVER_OPTIMIZER,
+            weighting="uniform",
+        )
         for got, expected in zip(states(), linear.run(alone, linear.held()), strict=True):
             linear.assert_weights(got, linear.weights_of(expected))
         own = [linear.weights_of(states()[0]) for _ in linear.SIZES]

@@ -66,7 +66,7 @@ def trained(w: linear.Weights, own: Own, examples: linear.Examples) -> tuple[lin
 def test_fedbn_is_a_loop_over_clients() -> None:
     with jax.enable_x64(True):
         held, optimizer = linear.held(), optax.sgd(1.0, SERVER_MOMENTUM)
-        algorithm = fedbn.fedbn(MODEL, linear.work(), server_optimizer=optimizer)
+        algorithm = fedbn.fedbn(MODEL, linear.work(), server_optimizer=optimizer, weighting="size")
         first, *states = linear.run(algorithm, held, model=MODEL)
         params = first.server.variables.params
         w = [np.asarray(params.body["kernel"]), np.asarray(params.head)]

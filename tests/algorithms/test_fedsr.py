@@ -92,9 +92,9 @@ def weights_of(state: rounds.State) -> Weights:
 
 def build(weights: dict[str, Any]) -> Algorithm:
     """FedSR with these weights of its terms, or FedAvg without any."""
-    return (
-        fedsr.fedsr(linear.NAMED, WORK, **weights) if weights else fedavg.fedavg(linear.NAMED, WORK)
-    )
+    if not weights:
+        return fedavg.fedavg(linear.NAMED, WORK)
+    return fedsr.fedsr(linear.NAMED, WORK, weighting="size", **weights)
 
 
 @jax.jit
