@@ -62,39 +62,14 @@ def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
     return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
-def on_four_devices() -> devices.Axis:
-    """Return an axis over devices, each of which computes one slot after the other."""
-    return devices.sharded("clients", devices.chunked(1))
-
-
-AXES: dict[str, Callable[[], devices.Axis | None]] = {
-    "default": lambda: None,
-    "chunked": lambda: devices.chunked(3),  # divides neither the clients nor the parts
-    "sharded": on_four_devices,
-}
-
-
 @functools.cache
-def program(axis: str, personal: bool, runs: bool = False) -> Callable[..., Any]:
+def program(personal: bool, runs: bool = False) -> Callable[..., Any]:
     """Return a jitted evaluation; of several runs if federations are [R], with shared examples."""
 
-    def evaluate(state: rounds.State, federation: Federation, needed: bool) -> evaluation.Scores:
-        return evaluation.evaluate(
-            algorithm(personal),
-            state,
-            federation,
-            axis=AXES[axis](),
-            seen=True,
-            batch_size=BATCH,
-            needed=needed,
-        )
+    def evaluate(state: rounds.State, federation: Federation) -> evaluation.Scores:
+        return evaluation.evaluate(algorithm(personal), state, federation, batch_size=BATCH)
 
-    if runs:
-        evaluate = jax.vmap(evaluate, (None, Federation(None, 0, 0, 0), None))
-    if axis == "sharded":
-        mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
-        evaluate = devices.over(mesh, evaluate)
-    return jax.jit(evaluate)
+    return jax.jit(jax.vmap(evaluate, (None, Federation(None, 0, 0, 0))) if runs else evaluate)
 
 
 def test_a_sum_over_many_examples_keeps_its_digits() -> None:
@@ -114,24 +89,26 @@ def own_of(personal: bool, seen: bool = True) -> np.ndarray:
     return OWN if personal and seen else np.full(9, UNSEEN)
 
 
-@pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
-def test_evaluate_follows_numpy_under_every_axis(personal: bool, axis: str) -> None:
+def test_evaluate_follows_numpy(personal: bool) -> None:
     want = expected(FEDERATION, own_of(personal)[: len(SIZES)])
     assert len({round(score, 3) for score in want.score.tolist()}) > 2
-    evaluate = program(axis, personal)
-    assert_close(evaluate(state(), FEDERATION, True), want)
+    evaluate = program(personal)
+    assert_close(evaluate(state(), FEDERATION), want)
     # Another order of clients, amid NaN and labels that are no class.
-    assert_close(evaluate(state(), RELAID, True), want)
+    assert_close(evaluate(state(), RELAID), want)
     # No client has an example.
     empty = FEDERATION._replace(size=jnp.zeros_like(FEDERATION.size))
     nothing = evaluation.Scores(*(np.zeros(len(SIZES), leaf.dtype) for leaf in want))
-    assert_equal(evaluate(state(), empty, True), nothing)
+    assert_equal(evaluate(state(), empty), nothing)
 
 
-@pytest.mark.parametrize("axis", ["default", "sharded"])
+# Chunks divide neither the clients nor the parts.
+@pytest.mark.parametrize(
+    "axis", [devices.chunked(3), devices.sharded("clients", devices.chunked(1))]
+)
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
-def test_several_sets_are_evaluated_as_each_alone(personal: bool, axis: str) -> None:
+def test_several_sets_are_evaluated_as_each_alone(personal: bool, axis: devices.Axis) -> None:
     """Also if each device has a part of each shard, and if nobody has examples."""
     everything, nobody = np.arange(sum(SIZES)), np.arange(0)
     parts = [[everything], [everything[40:], nobody, everything[:7]], [nobody]]
@@ -145,14 +122,14 @@ def test_several_sets_are_evaluated_as_each_alone(personal: bool, axis: str) -> 
             algorithm(personal),
             state,
             [set_._replace(shards=each) for set_, each in zip(sets, shards, strict=True)],
-            axis=AXES[axis]() or devices.chunked(1),
+            axis=axis,
             batch_size=BATCH,
             needed=True,
             loss=objectives.cross_entropy,
             score=objectives.accuracy,
         )
 
-    if axis == "sharded":
+    if axis.name is not None:
         mesh = jax.make_mesh((4,), ("clients",), axis_types=(AxisType.Auto,))
         evaluate = devices.over(mesh, evaluate)
     found = jax.jit(evaluate)(state(), [each.shards for each in sets])
@@ -162,9 +139,9 @@ def test_several_sets_are_evaluated_as_each_alone(personal: bool, axis: str) -> 
 
 
 # As many runs as clients, and one client: XLA's CPU compiler gets some vmapped scatters wrong.
-@pytest.mark.parametrize(("num_clients", "axis"), [(4, "default"), (1, "default")])
+@pytest.mark.parametrize("num_clients", [4, 1])
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "personal"])
-def test_runs_of_federations_of_other_sizes(num_clients: int, personal: bool, axis: str) -> None:
+def test_runs_of_federations_of_other_sizes(num_clients: int, personal: bool) -> None:
     rng = np.random.default_rng(0)
     cuts = rng.integers(0, sum(SIZES), (4, num_clients - 1))
     parts = [np.split(rng.permutation(sum(SIZES)), np.sort(cut)) for cut in cuts]
@@ -176,7 +153,7 @@ def test_runs_of_federations_of_other_sizes(num_clients: int, personal: bool, ax
     start, size = (np.stack([run[field] for run in runs]) for field in (2, 3))
     assert len(np.unique(size, axis=0)) == 4
     stacked = Federation(FEDERATION.data, np.stack(orders), start, size)
-    got = program(axis, personal, runs=True)(state(num_clients), stacked, True)
+    got = program(personal, runs=True)(state(num_clients), stacked)
     own = own_of(personal)[:num_clients]
     for index, run in enumerate(runs):
         assert_close(jax.tree.map(lambda a, i=index: a[i], got), expected(run, own))
