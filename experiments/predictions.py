@@ -120,20 +120,6 @@ def known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
     return np.array([known[name] for name in new.classes])[new.y]
 
 
-def predictor(algorithm: Algorithm, server: Tree) -> Callable[[Tree, Tree], np.ndarray]:
-    """A function from a client's state and x [M, ...] to outputs [M, K], compiled once."""
-    outputs = jax.jit(algorithm.predict)
-
-    def predict(own: Tree, x: Tree) -> np.ndarray:
-        size = len(jax.tree.leaves(x)[0])
-        parts = [outputs(server, own, jax.tree.map(lambda a, b=b: a[b], x)) for b in batches(size)]
-        found = np.concatenate(parts)[:size]
-        # A network of one's own may return [M] for a single value.
-        return found[:, None] if found.ndim == 1 else found
-
-    return predict
-
-
 def batches(size: int, batch: int = _BATCH) -> np.ndarray:
     """The rows of batches of one size, as each size would be compiled anew; the last is filled."""
     return np.resize(np.arange(size), -(-size // batch) * batch).reshape(-1, batch)
@@ -147,21 +133,24 @@ def predicted(
     is_new: whether the parts are of other data, for which each client's own network predicts, too.
     """
     server, clients, _ = one.served()
-    unseen = finished.unseen(algorithm, server)
-    predict = predictor(algorithm, server)
+    unseen, outputs_of = finished.unseen(algorithm, server), jax.jit(algorithm.predict)
 
-    def own(client: int) -> Tree:
-        """The state of a client."""
-        if not algorithm.personal or client < 0:
-            return unseen
-        return jax.tree.map(lambda leaf: leaf[client], clients)
+    def predict(client: int, x: Tree) -> np.ndarray:
+        """The outputs [M, K] for x [M, ...] with the state of a client."""
+        own, size = unseen, len(jax.tree.leaves(x)[0])
+        if algorithm.personal and client >= 0:
+            own = jax.tree.map(lambda leaf: leaf[client], clients)
+        inputs = (jax.tree.map(lambda leaf, at=at: leaf[at], x) for at in batches(size))
+        found = np.concatenate([outputs_of(server, own, each) for each in inputs])[:size]
+        # A network of one's own may return [M] for a single value.
+        return found[:, None] if found.ndim == 1 else found
 
     parts = [part for part in parts if len(part.y)]
-    outputs = np.concatenate([predict(own(part.client), part.x) for part in parts])
+    outputs = np.concatenate([predict(part.client, part.x) for part in parts])
     by_client = []
     if algorithm.personal and is_new:
         for client in range(len(jax.tree.leaves(clients)[0])):
-            of_parts = [predict(own(client), part.x) for part in parts]
+            of_parts = [predict(client, part.x) for part in parts]
             by_client.append((client, np.concatenate(of_parts)))
     return Predicted(one.run.seed, one.line().played, *joined(parts), outputs, by_client)
 

@@ -164,7 +164,11 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path
 def test_a_network_may_return_one_value_without_an_axis() -> None:
     unused: Any = None
     algorithm = Algorithm(unused, unused, (), lambda server, own, x: x[:, 0])
-    np.testing.assert_array_equal(predictions.predictor(algorithm, ())((), X), X[:, :1])
+    of_run = {"line": lambda: SimpleNamespace(played=1), "run": SimpleNamespace(seed=0)}
+    one: Any = SimpleNamespace(served=lambda: ((), (), 0), **of_run)
+    parts = [predictions.Part("a", "test", -1, np.arange(len(X)), X, X[:, 0])]
+    found = predictions.predicted(one, algorithm, parts)
+    np.testing.assert_array_equal(found.outputs, X[:, :1])
 
 
 def test_classes_with_more_outputs_than_classes(
