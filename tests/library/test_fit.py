@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from grey_images import grey
 
 import slow
 from federations import assert_same_bits, plain
@@ -293,12 +294,10 @@ def test_examples_from_the_host_and_other_devices_give_the_same(used: Devices) -
 
 
 def test_a_data_set_brings_its_clients_its_test_and_its_images() -> None:
-    x, y = np.zeros((60, 2, 2, 1), np.uint8), (np.arange(60) % 2).astype(np.int32)
-    where, is_test = np.zeros(60, np.int32), np.arange(60) % 3 == 0
-    grey = Dataset(x, y, ("a", "b"), where, ("all",), is_test)
-    drawn = environments.colored(grey, flips=(0.2, 0.1), seed=5)
+    whole = grey(60, 2, 20)
+    drawn = environments.colored(whole, flips=(0.2, 0.1), seed=5)
     held_out = clients.of_dataset(drawn, held_out=drawn.domains[0], validation=0.2)
-    for data in (drawn._replace(test=is_test), held_out):
+    for data in (drawn._replace(test=whole.test), held_out):
         inputs = plan(fedavg.fedavg, models.mlp(2), data, rounds=1, devices=1).inputs
         assert np.asarray(inputs.train.size).sum() > 0 < np.asarray(inputs.test.size).sum()
     assert np.asarray(inputs.valid.size).any()
