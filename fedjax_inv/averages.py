@@ -152,20 +152,11 @@ def of_shard(
 ) -> Averages:
     """Return means of the first `rows` chunks of a client's examples, in a random order.
 
-    The examples are read batch by batch, so that memory is needed for one batch.
-
-    Args:
-      shard: the client's examples.
-      key: the random key of the order.
-      num_classes: K, of classes, labels or values (`columns`).
-      rows: the number of chunks, A.
-      length: examples in a chunk, an int or [].
-      batch_size: examples that are read at once.
-      mixable: stored inputs [B, ...] -> the inputs to average [B, ...].
-
-    Returns:
-      (x [A, ...], y [A, K], real [A]); the last real row is the mean of the remaining examples,
-      of which only the first rows * length count.
+    They are (x [A, ...], y [A, K], real [A]), A = rows; the last real row is the mean of the
+    remaining examples, of which only the first rows * length count. The examples are read in
+    batches, so that memory is needed for one batch. `num_classes` is K, of classes, labels or
+    values (`columns`); `length` [] are the examples in a chunk; `mixable` makes of stored inputs
+    [B, ...] those to average.
     """
     most = rows * length if isinstance(length, Array) else min(rows * length, _MOST)
     used = jnp.minimum(shard.size, most)

@@ -59,14 +59,9 @@ class Axis(NamedTuple):
     def assign(self, slots: Tree, who: Array, present: Array, num_clients: int) -> Assignment:
         """Return the slots of this device.
 
-        If all clients are on every device, the slots are shared evenly, in their order. Otherwise
-        the device that owns a slot's client has it.
-
-        Args:
-          slots: a tree with leading S.
-          who: [S] int32, the client of each slot.
-          present: [S] bool, which slots count.
-          num_clients: C.
+        If all of C clients are on every device, the slots are shared evenly, in their order.
+        Otherwise the device that owns a slot's client has it. `slots` have a leading S; who [S]
+        int32 are their clients, and present [S] bool says which count.
         """
         if self.name is None:
             return Assignment(slots, who, lambda results: results)
@@ -101,16 +96,10 @@ class Axis(NamedTuple):
         return jax.tree.map(lambda leaf: jax.lax.psum(leaf, name).astype(leaf.dtype), tree)
 
     def fold(self, fn: Fn, add: Add, init: Tree, slots: Tree) -> tuple[Tree, Tree]:
-        """Compute the slots of this device, and fold the uploads of all devices.
+        """Compute fn of the slots of this device, [s, ...], and fold the uploads of all devices.
 
-        Args:
-          fn: an entry of `slots` -> (upload, result).
-          add: (sums, uploads [c, ...], slots [c, ...]) -> sums.
-          init: the first sums, all zeros.
-          slots: a tree with leading s; an absent slot is all zeros.
-
-        Returns:
-          (the sums over all devices, the results [s, ...] of this one).
+        An absent slot is all zeros, and so are the first sums, `init`. It returns (the sums over
+        all devices, the results [s, ...] of this one).
         """
         sums, results = _in_chunks(fn, add, init, slots, self.at_once)
         return self.total(sums), results

@@ -43,25 +43,14 @@ def evaluate(
     loss: Loss = objectives.cross_entropy,
     score: Loss = objectives.accuracy,
 ) -> Scores:
-    """Return every client's mean score and loss on its own examples.
+    """Return every client's mean score and loss on its own examples, each [C].
 
-    A personal algorithm predicts each client's examples with the client's own state.
-
-    Args:
-      algorithm: the algorithm of the run.
-      state: the state to evaluate.
-      federation: the clients and the examples to predict.
-      axis: how the work is laid over memory and devices, as in `rounds.step`; by default one client
-        after the other.
-      seen: whether the federation's clients are those of the run, in the same order. Otherwise each
-        is a client never seen, with the state that `init_client` gives.
-      batch_size: B; a personal algorithm's batches have at most 128 examples.
-      needed: [] bool; if false, nothing is predicted and the scores mean nothing.
-      loss: the mean loss of a batch of outputs.
-      score: the mean score of a batch of outputs.
-
-    Returns:
-      The scores, each [C].
+    A personal algorithm predicts each client's examples with the client's own state, in batches of
+    at most 128. `axis` says how the work is laid over memory and devices, as in `rounds.step`; by
+    default one client follows the other. `seen` is whether the federation's clients are those of
+    the run, in the same order; otherwise each is a client never seen, with the state that
+    `init_client` gives. If `needed` [] is false, nothing is predicted and the scores mean nothing.
+    `loss` and `score` are means of a batch of outputs.
     """
     axis = devices.chunked(1) if axis is None else axis
     if algorithm.personal and seen:

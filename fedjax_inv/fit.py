@@ -242,11 +242,7 @@ def _runs(
 ) -> tuple[list[Run], dict[str, Any]]:
     """Return the runs of the grid, and the settings that all of them share.
 
-    Args:
-      settings: the settings with one value.
-      grid: as in `fit`.
-      infinite: the settings that may be NaN or infinite, which the algorithm checks.
-      is_scheduled: whether the learning rate changes over the rounds.
+    `infinite` are the settings that may be NaN or infinite, which the algorithm checks.
     """
     values = {"seed": [0]} | {name: _numbers(name, each) for name, each in grid.items()}
     fixed = dict(settings)
@@ -293,16 +289,11 @@ def _splits(clients: Any, seeds: Sequence[int], test: Any, validation: float) ->
 
 
 def local_sizes(batch_size: int | None, sizes: np.ndarray) -> tuple[int, int | None]:
-    """Return the sizes for which local training is compiled.
+    """Return the sizes for which local training is compiled, from those of the clients [R, C].
 
-    Args:
-      batch_size: examples in a batch; None: all of the client's.
-      sizes: [R, C], the examples of each client.
-
-    Returns:
-      (the most examples of a client, rounded up so that similar data share a program, or 1 if
-      batches have another size; the batches in a pass, if all clients have the same number and a
-      loop of known length gains anything, else None).
+    They are the most examples of a client, rounded up so that similar data share a program, or 1 if
+    batches have another size than all of the client's (None); and the batches in a pass, if all
+    clients have the same number and a loop of known length gains anything, else None.
     """
     if batch_size is None:
         return 8 * -(-int(sizes.max()) // 8), None

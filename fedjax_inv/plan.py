@@ -79,14 +79,7 @@ class Plan(NamedTuple):
     ) -> "Plan":
         """Return a plan with the program of an experiment, for devices of a choice.
 
-        Args:
-          experiment: the settings of all runs.
-          devices: those that the runs may use.
-          runs: R.
-          data: M examples, on the host or on a device.
-          inputs: of the runs.
-          cohorts: as in the plan.
-          **others: further fields of the plan.
+        The examples are on the host or on a device; `others` are further fields of the plan.
         """
         num_clients = inputs.train.size.shape[1]
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data))

@@ -88,12 +88,9 @@ def make(
 ) -> Program:
     """Return the program of an experiment.
 
-    Args:
-      experiment: the settings of all runs.
-      client_chunk: how many clients of a device train at once; 0 for all.
-      run_chunk: how many runs of a device train at once; 0 for all.
-      layout: the devices that share the runs and their clients. Data and inputs must be placed by
-        `Layout.place`. By default there is one device, and data and inputs may lie anywhere.
+    Of a device, `client_chunk` clients and `run_chunk` runs train at once; 0 stands for all. Data
+    and inputs must be placed by `Layout.place` of the same layout; by default there is one device,
+    and they may lie anywhere.
     """
     layout = Layout() if layout is None else layout
     axis = layout.axis(devices.chunked(client_chunk) if client_chunk else devices.vmapped())

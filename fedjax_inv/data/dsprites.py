@@ -99,15 +99,10 @@ def load(
     num_images: int | None = 20_000,
     seed: int = 0,
 ) -> Dataset:
-    """Render a random subset of the images of one or several shapes.
+    """Render M random images of one or several shapes, [M, 64, 64, 1], 0 or 255, of one domain.
 
-    Args:
-      shapes: the classes, out of SHAPES, in the order of their labels.
-      num_images: M; no image occurs twice. None for all: 245,760 images (1 GB) of each shape.
-      seed: the seed of the subset.
-
-    Returns:
-      A data set with x [M, 64, 64, 1], 0 or 255, and one domain.
+    The classes are shapes out of SHAPES, in the order of their labels. No image occurs twice;
+    `num_images` None stands for all: 245,760 images (1 GB) of each shape.
     """
     per_shape = NUM_IMAGES // len(SHAPES)
     available = per_shape * len(shapes)

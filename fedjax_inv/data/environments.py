@@ -63,18 +63,11 @@ def rotated(
     """Deal the images to angles in turn, after a shuffle, and rotate each by its angle.
 
     Train and official test images are pooled, as in RotatedMNIST (Ghifary et al. 2015, and
-    DomainBed). Copies of one original get one angle. Images keep their row and their size; a pixel
-    from outside the image is 0. The new domains have the angles as names, such as "0" or "22.5".
-
-    Args:
-      dataset: x [M, height, width, channels] uint8 or floating point.
-      angles: the angles in degrees, counter-clockwise about the image's centre. Images are rotated
-        by bilinear interpolation.
-      seed: the seed of the shuffle.
-      shares: the relative sizes of the domains, above 0; by default all are equal.
-
-    Returns:
-      The data set with rotated images, without a test split.
+    DomainBed), and there is no test split. Copies of one original get one angle. Angles are in
+    degrees, counter-clockwise about the centre of images [M, height, width, channels], which are
+    rotated by bilinear interpolation and keep their row and their size; a pixel from outside the
+    image is 0. The new domains have the angles as names, such as "0" or "22.5", and relative sizes
+    `shares` above 0; by default all are equal.
     """
     domains = _domain_names("angles", angles)
     sizes = np.ones(len(angles)) if shares is None else np.asarray(shares)
@@ -191,15 +184,9 @@ def patched(
     """Cover the top left (0) or top right (1) corner of images with a black patch.
 
     Spurious CIFAR-10 of FL Games (Gupta et al. 2022): as `colored`, with the corner in place of the
-    colour, and K = 2 classes.
-
-    Args:
-      dataset: images, x [M, height, width, channels] uint8, of two classes.
-      patch_size: the side of a patch in pixels; the patches of the two corners must not overlap.
-      flips, test_flip, label_noise, test_fraction, seed: as in `colored`.
-
-    Returns:
-      The data set with x a `Patched`, which `cover` renders; its domains are those of `colored`.
+    colour, and K = 2 classes. x [M, height, width, channels] uint8 becomes a `Patched`, which
+    `cover` renders. The side of a patch is `patch_size` pixels; the patches of the two corners must
+    not overlap.
     """
     check_classes(dataset)
     _check_images(

@@ -137,21 +137,11 @@ def partitioner(
     shards_per_client: int = 2,
     mixing: float = 0.1,
 ) -> Partition:
-    """Return a partition by name.
+    """Return (rows to deal [m], generator) -> one array of rows for each of num_clients clients.
 
-    Args:
-      name: "domain", "mixed", "iid", "dirichlet", "quantity", "shards" or "user", each a function
-        of `data.partitions`.
-      dataset: the examples to deal.
-      num_clients: C, how many clients share the examples.
-      alpha: the concentration, for "dirichlet" and "quantity".
-      min_size: the least examples of a client, for "dirichlet" and "quantity"; by default the
-        number of classes, or 1 if the targets are no classes.
-      shards_per_client: the number of shards of each client, for "shards".
-      mixing: how far domains are mixed, for "mixed": from 0, a domain a client, to 1, all alike.
-
-    Returns:
-      (rows to deal [m], generator) -> one array of rows per client.
+    The name is "domain", "mixed", "iid", "dirichlet", "quantity", "shards" or "user", each a
+    function of `data.partitions`, which explains the other arguments. By default `min_size`, the
+    least examples of a client, is the number of classes, or 1 if the targets are no classes.
     """
     has_classes = dataset.task == "classes"
 

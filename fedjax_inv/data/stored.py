@@ -23,12 +23,7 @@ class Stored(NamedTuple):
 
 
 def of_arrays(x: Tree, y: Tree) -> Stored:
-    """Return examples that are arrays in memory, or in files (`np.load(..., mmap_mode="r")`).
-
-    Args:
-      x: inputs, [M, ...].
-      y: targets, [M, ...].
-    """
+    """Return examples [M, ...] in memory, or in files (`np.load(..., mmap_mode="r")`)."""
     data = jax.tree.map(np.asarray, Examples(x, y))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     return Stored(shapes, lambda rows: jax.tree.map(lambda leaf: leaf[rows], data))
@@ -39,15 +34,10 @@ def of_records(
 ) -> Stored:
     """Return examples that are decoded when they are read, such as TFDS's `data_source`.
 
-    With `sources.image_of` the records of a list of (file, target) are images in a folder:
-
-        of_records(pairs, inputs=lambda pair: image_of(pair[0], (64, 64)), targets=itemgetter(1))
-
-    Args:
-      source: M records of one shape, such as `tfds.data_source("mnist", split="train")`. Its method
-        `__getitems__` reads several at once, if it has one.
-      inputs: a record -> one x; such as `operator.itemgetter("image")`.
-      targets: a record -> one y.
+    The source are M records of one shape, such as `tfds.data_source("mnist", split="train")`; its
+    method `__getitems__` reads several at once, if it has one. `inputs` makes one x of a record,
+    such as `operator.itemgetter("image")`, and `targets` one y. Of a list of (file, target),
+    `sources.image_of` reads images in a folder: inputs=lambda pair: image_of(pair[0], (64, 64)).
     """
 
     def decoded(record: Any) -> Examples:

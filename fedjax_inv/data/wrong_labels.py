@@ -43,20 +43,15 @@ def at_clients(
 ) -> Mislabelled:
     """Give some clients of each split wrong labels, in training and validation.
 
-    The labels of the test are right. Who holds which example does not change. Which labels would
-    be wrong depends on the seed alone, and so does the order in which clients become wrong: the
-    same clients and labels stay wrong as `share` and `part` grow. Labels are drawn for each
-    example, also for each copy of one original.
+    The labels of the test are right. Who holds which example does not change. Which labels would be
+    wrong depends on the seed alone, and so does the order in which clients become wrong: the same
+    clients and labels stay wrong as `share` and `part` grow. Labels are drawn for each example,
+    also for each copy of one original.
 
-    Args:
-      splits: the splits of runs on the same examples, as `federation.split` returns them.
-      num_classes: K, at least 2.
-      share: the probability that a label of such a client is replaced by another class.
-      part: the part of clients with wrong labels, above 0; their number is rounded.
-      seeds: the seed of each split, at least 0.
-
-    Returns:
-      The splits, which share new data: the same examples, then copies with wrong labels.
+    The splits are those of runs on the same examples, each with a seed of its own. `share` is the
+    probability that a label of such a client is replaced by another class, and `part` the part of
+    clients with wrong labels, above 0; their number is rounded. The splits that are returned share
+    new data: the same examples, then copies with wrong labels.
     """
     data = splits[0].train.data
     labels = np.asarray(data.y)
