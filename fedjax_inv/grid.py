@@ -103,20 +103,19 @@ def inputs(
     # Stack one split for each seed, then select by run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))
     which = np.array([seeds.index(run.seed) for run in runs])
-    stacked = federations.stack([splits[seed] for seed in seeds])
+    chosen = [splits[seed] for seed in seeds]
 
-    def of_clients(of_seeds: Sequence[Tree]) -> ClientShards:
+    def of_clients(of_seeds: Sequence[Federation]) -> ClientShards:
         # On the host, where nothing is compiled for it.
-        return ClientShards(*(jax.device_put(np.asarray(leaf)[which]) for leaf in of_seeds))
+        arrays = (np.stack(each)[which] for each in zip(*(f[1:4] for f in of_seeds), strict=True))
+        return ClientShards(*map(jax.device_put, arrays))
 
-    def shared(of_seeds: Sequence[Tree]) -> SharedExamples:
+    def shared(of_seeds: Sequence[Federation]) -> SharedExamples:
         return SharedExamples(*of_clients(of_seeds))
 
-    train = of_clients(stacked.train[1:4])
-    if pooled:
-        singles = [federations.pooled(splits[seed].train)[1:4] for seed in seeds]
-        train = of_clients([np.stack(leaves) for leaves in zip(*singles, strict=True)])
-    test = shared(stacked.test[1:4])
+    trains = [split.train for split in chosen]
+    train = of_clients([*map(federations.pooled, trains)] if pooled else trains)
+    test = shared([split.test for split in chosen])
     watched = None
     if watch_examples:
         rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
@@ -129,20 +128,17 @@ def inputs(
     def by_run(of_seed: Mapping[int, Tree] | None) -> Tree | None:
         if of_seed is None:
             return None
-        chosen = (of_seed[run.seed] for run in runs)
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *chosen)
+        of_runs = (of_seed[run.seed] for run in runs)
+        return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *of_runs)
 
     detailed = None
     if num_classes:
-        pairs = [
-            (
-                federations.by_class(splits[seed].test, num_classes),
-                federations.test_shards(splits[seed], num_classes, seed, source=source),
-            )
-            for seed in seeds
+        by_class = [federations.by_class(split.test, num_classes) for split in chosen]
+        test_shards = [
+            federations.test_shards(split, num_classes, seed, source=source)
+            for seed, split in zip(seeds, chosen, strict=True)
         ]
-        by_class, test_shards = (_stacked(of) for of in zip(*pairs, strict=True))
-        detailed = Detailed(shared(by_class), of_clients(test_shards))
+        detailed = Detailed(shared(_padded(by_class)), of_clients(_padded(test_shards)))
     return Inputs(
         hyper={
             name: jax.device_put(np.array([run.hyper[name] for run in runs], np.float32))
@@ -150,9 +146,9 @@ def inputs(
         },
         seed=jax.device_put(np.array([run.seed for run in runs], np.int32)),
         train=train,
-        valid=of_clients(stacked.valid[1:4]),
+        valid=of_clients([split.valid for split in chosen]),
         test=test,
-        group=jax.device_put(groups(stacked.domain)[which]),
+        group=jax.device_put(groups(np.stack([split.domain for split in chosen]))[which]),
         watched=watched,
         variables=by_run(variables),
         detailed=detailed,
@@ -160,14 +156,14 @@ def inputs(
     )
 
 
-def _stacked(of_seeds: Sequence[Federation]) -> list[np.ndarray]:
-    """Stack orders, starts and sizes of federations; zeros are appended to shorter orders.
+def _padded(of_seeds: Sequence[Federation]) -> list[Federation]:
+    """Append zeros to the orders of federations, up to one length.
 
     The length is a power of two, so that draws of the data with other lengths share a program.
     """
     length = 1 << (max(len(each.order) for each in of_seeds) - 1).bit_length()
-    orders = [np.pad(each.order, (0, length - len(each.order))) for each in of_seeds]
-    return [np.stack(leaves) for leaves in (orders, *zip(*(f[2:4] for f in of_seeds), strict=True))]
+    pads = [(0, length - len(each.order)) for each in of_seeds]
+    return [f._replace(order=np.pad(f.order, pad)) for f, pad in zip(of_seeds, pads, strict=True)]
 
 
 def _first(shards: T, count: int) -> T:

@@ -368,25 +368,3 @@ def pooled(federation: Federation) -> Federation:
     if (begin[1:] == (begin + count)[:-1]).all():  # clients' rows follow each other already
         return Federation(data, order, start[:1], jnp.asarray([count.sum()], jnp.int32))
     return of_parts(data, [np.concatenate(parts_of(federation))])
-
-
-def stack(splits: Sequence[Split]) -> Split:
-    """Stack R splits of one data set, so that R runs can be vmapped.
-
-    The arrays have a leading axis of R, such as order [R, M] and start [R, C]; the data are shared,
-    not stacked.
-    """
-
-    def stacked(federations: Sequence[Federation]) -> Federation:
-        arrays = zip(*(each[1:4] for each in federations), strict=True)
-        stacks = (jax.device_put(np.stack(each)) for each in arrays)
-        return Federation(federations[0].data, *stacks)
-
-    return Split(
-        stacked([each.train for each in splits]),
-        stacked([each.valid for each in splits]),
-        stacked([each.test for each in splits]),
-        np.stack([each.domain for each in splits]),
-        np.stack([each.test_domain for each in splits]),
-        splits[0].domains,
-    )

@@ -88,7 +88,6 @@ def test_all_splits_share_data_that_tell_their_source():
         for each in (of.train, of.valid, of.test):
             assert each.data is data
             np.testing.assert_array_equal(each.order, of.train.order)
-    federation.stack(MADE.splits)
     assert len(MADE.source) == len(data.y)
     np.testing.assert_array_equal(MADE.source[: 2 * M], np.arange(2 * M))
     np.testing.assert_array_equal(data.x["row"], MADE.source)
