@@ -1,4 +1,4 @@
-"""Each device gets the examples and states of its own clients, and none is lost."""
+"""A layout of runs and clients on devices, and states that come back from them."""
 
 import jax
 import jax.numpy as jnp

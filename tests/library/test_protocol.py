@@ -1,4 +1,4 @@
-"""The laws that every algorithm must obey, and what is FedAvg with other settings."""
+"""The laws that every algorithm must obey, and numbers of other types."""
 
 import importlib
 import pkgutil

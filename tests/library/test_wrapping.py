@@ -1,4 +1,4 @@
-"""Algorithms around algorithms, and the network that each of them serves."""
+"""The network that each algorithm serves, also within a wrapper."""
 
 from typing import Any
 

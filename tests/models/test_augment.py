@@ -1,4 +1,4 @@
-"""The augmentation: each part against a naive loop, its draws, and where a model applies it."""
+"""The augmentation: each part against a naive loop, and its draws."""
 
 import colorsys
 from functools import partial

@@ -1,4 +1,4 @@
-"""ResNets: sizes that are known, norms, masks. test_weights.py has their formula at some cuts."""
+"""ResNets: sizes that are known, and norms. test_weights.py has their formula at some cuts."""
 
 from functools import partial
 
