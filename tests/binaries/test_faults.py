@@ -19,6 +19,7 @@ import chex
 import jax
 import pytest
 
+import fedjax_inv
 import slow
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
@@ -260,9 +261,14 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
     with no_figures():
         first = sweep(chosen)
         result = (folder / "fedavg-s" / "metrics.jsonl").read_bytes()
-        for path, words in ((data, "on other data"), (code, "with other code")):
+        version = f'"{fedjax_inv.__version__}"'
+        for path, old, new, words in (
+            (data, "6,", "7,", "on other data"),
+            (code, "class", "# new\nclass", "with other code"),
+            (folder / "fedavg-s" / "config.json", version, '"0.1.2"', "with version 0.1.2"),
+        ):
             before = path.read_text()
-            path.write_text(before.replace("6,", "7,") if path == data else f"{before}# new\n")
+            path.write_text(before.replace(old, new))
             for again in (chosen, more, config.changed(more, resume=True)):
                 with pytest.raises(UsageError, match=f"^--run_dir={folder}/fedavg-s: .*{words}"):
                     sweep(again)
