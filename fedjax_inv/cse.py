@@ -39,12 +39,9 @@ class _Operation(NamedTuple):
 
 
 def eliminate_common_subexpressions(fn: Callable[[Tree], Tree]) -> Callable[[Tree], Any]:
-    """Return `fn` with each operation on the same arrays done once.
+    """Return `fn`, of trees of arrays, with each operation on the same arrays done once.
 
     The derivative of a ReLU along its argument counts as the ReLU itself.
-
-    Args:
-      fn: a tree of arrays -> a tree of arrays.
     """
 
     def eliminated(argument: Tree) -> Tree:

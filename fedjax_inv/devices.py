@@ -149,17 +149,11 @@ class Layout(NamedTuple):
         num_clients: int,
         own: bool | None = None,
     ) -> "Layout":
-        """Return the layout of runs and clients on some or all of the devices.
+        """Return the layout of runs and clients on some or all of k devices.
 
-        Of several processes it takes equally many devices of each.
-
-        Args:
-          devices: k.
-          num_runs: R.
-          num_slots: S, the clients that attend a round.
-          num_clients: C.
-          own: whether a device holds only its own clients; None: where all attend. Where few do,
-            one device may own more of them than another, which then waits.
+        Of R runs and C clients S attend a round. Of several processes it takes equally many devices
+        of each. `own` is whether a device holds only its own clients; None: where all attend. Where
+        few do, one device may own more of them than another, which then waits.
         """
         by_process: dict[int, list[Device]] = {}
         for device in devices:

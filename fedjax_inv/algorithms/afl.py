@@ -47,14 +47,9 @@ class Upload(NamedTuple):
 
 
 def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
-    """Return the point [C] of the simplex nearest to mixture + step_size losses.
+    """Return the point [C] of the simplex nearest to mixture + step_size losses, each [C].
 
     Entries below 1e-6 / C become 0, as most of them are rounding.
-
-    Args:
-      mixture: q, [C], on the simplex.
-      losses: R, [C].
-      step_size: the step of the ascent.
     """
     chex.assert_rank(mixture, 1)
     chex.assert_equal_shape([mixture, losses])

@@ -77,14 +77,10 @@ def adjusted(
     *,
     tolerance: float | Array = 0.0,
 ) -> Array:
-    """Return the weights [C] after a step along the gaps.
+    """Return the weights [C], on the simplex, after a step along the gaps [C].
 
-    Args:
-      weights: a, [C], on the simplex.
-      gaps: [C].
-      attends: [C] bool, whose gaps count; the weights of others only change by the sum's division.
-      step: the size of the step.
-      tolerance: gaps that differ from their mean by no more are equal.
+    Only the gaps of those that attend, [C] bool, count; the weights of others only change by the
+    division by the sum. Gaps that differ from their mean by no more than the tolerance are equal.
     """
     chex.assert_rank(weights, 1)
     chex.assert_equal_shape([weights, gaps, attends])

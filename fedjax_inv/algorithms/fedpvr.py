@@ -25,10 +25,6 @@ def without_memory(
 
     An SGD with momentum, but not with Nesterov's, becomes plain SGD for the part. State that is not
     per parameter, such as a count of steps, stays. The update needs the parameters.
-
-    Args:
-      optimizer: the optimizer.
-      part: the part of the parameters.
     """
 
     def update(grads: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:

@@ -217,7 +217,11 @@ def split(
     _check_together(dataset, whole)
     is_test = _is_test(dataset, whole.rows, held_out, test_fraction, rng)
     to_deal = whole.rows[~is_test & ~dataset.test[whole.rows]]
-    _check_any(dataset, to_deal, is_test, held_out, test_fraction)
+    if not is_test.any() or not len(to_deal):
+        is_drawn = held_out is None and not dataset.test.any()
+        given = ("test_fraction", test_fraction) if is_drawn else ("held_out", held_out)
+        text = f"leaves no examples to {'train on' if is_test.any() else 'test by'}"
+        raise UsageError(*given, text)
     if imbalance != 1:
         check_classes(dataset)
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
@@ -258,23 +262,6 @@ def _is_test(
         num_test = max(1, round(test_fraction * len(rows)))
         test[rng.permutation(len(rows))[:num_test]] = True
     return test
-
-
-def _check_any(
-    dataset: Dataset,
-    to_deal: np.ndarray,
-    is_test: np.ndarray,
-    held_out: str | None,
-    test_fraction: float,
-) -> None:
-    """Raise UsageError unless there are examples for the test and for training."""
-    if not is_test.any():
-        raise UsageError("held_out", held_out, "must be a domain with examples, it has none")
-    if len(to_deal) == 0:
-        if held_out is None and not dataset.test.any():
-            raise UsageError("test_fraction", test_fraction, "leaves no examples to train on")
-        more = ", as all are in the test split" * bool(dataset.test.all())
-        raise UsageError("held_out", held_out, f"leaves no examples to train on{more}")
 
 
 def _in_one_order(

@@ -68,18 +68,10 @@ def combinations(
     alone, and no two domains agree on what a colour means. A label has each colour in one domain
     only: in the held-out domain, it has the colour that no other domain shows with it.
 
-    Train and official test images are pooled and dealt in turn after a shuffle, as in
-    `environments.rotated`.
-
-    Args:
-      dataset: grey images, x [M, height, width, 1] uint8, of K classes.
-      stain: the coloured part of an image, one of STAINS.
-      colors: the number of colours and of combinations, at most K.
-      seed: the seed of the shuffle.
-
-    Returns:
-      The data set with x a `Stained`, which `tint` renders. Its domains have the names
-      "0", "1" and so on, by k.
+    Train and official test images, x [M, height, width, 1] uint8 of K classes, are pooled and dealt
+    in turn after a shuffle, as in `environments.rotated`. x becomes a `Stained`, which `tint`
+    renders: of the coloured part `stain`, one of STAINS, in `colors` colours, at most K. Domains
+    are called "0", "1" and so on, by k.
     """
     _check(dataset, stain, colors)
     every, original = originals(dataset)
