@@ -117,7 +117,7 @@ def _over_columns(name: str, of: Predictions) -> float | None:
     if of.kind == "classes" and len(known) == 2:
         known[0] = False  # the second of two classes is the positive one
     score = getattr(_sklearn(), name)
-    values = [score(truth[:, k], of.log_odds(k)) for k in np.flatnonzero(known)]
+    values = [score(truth[:, k], of.log_odds(k)) for k in np.flatnonzero(known).tolist()]
     return float(np.mean(values)) if values else None
 
 

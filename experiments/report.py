@@ -61,7 +61,8 @@ def _constants(assembled: Assembled, cells: Sequence[FinishedCell]) -> tables.Co
     """The accuracies of answers that are always the same, for the seeds whose splits are known."""
     if assembled.task.measure != ACCURACY or assembled.dataset.task != "classes":
         return None
-    y, found = np.asarray(assembled.data.y), {}
+    y = np.asarray(assembled.data.y)
+    found: dict[str, dict[int, tuple[float, list[float]]]] = {}
     for cell in cells:
         of_seed = found.setdefault(selection.held_out_of(cell.result), {})
         for seed, split in assembled.splits[cell.result.cell.held_out].items():

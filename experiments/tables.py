@@ -425,9 +425,9 @@ def write(
     ones = [one for label, result in results if (one := choose(label, result, rule))]
     if not ones:
         files.remove(folder / "differences.csv")
-        parts = [_why_nothing(results, rule), *diverged, settings_table(with_rule)]
-        write_forms(folder / "table", parts)
-        return printed(parts)
+        why: list[Part] = [_why_nothing(results, rule), *diverged, settings_table(with_rule)]
+        write_forms(folder / "table", why)
+        return printed(why)
     counts = {}
     for label, _ in results if diverged else ():
         runs = [run for name, result in results if name == label for run in result.runs]

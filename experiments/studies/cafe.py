@@ -12,6 +12,7 @@ Calibration are --study=ablation --rows=CAFE --set=alpha=0.0,0.2,1.0. The server
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -216,9 +217,13 @@ def draw_frequency(path: Path, data: str, results: Sequence[RowResult]) -> str:
         "test, %": lambda result: study.percents(result.selected)
     }
     for name in dict.fromkeys(name for result in complete for name in _groups_of(result)):
-        quantities[f"{name}, %"] = lambda one, name=name: _groups_of(one).get(name, [])
+        quantities[f"{name}, %"] = partial(_of_group, name)
     points = study.points(complete, quantities)
     return drawings.against(path, data, "communication frequency", points)
+
+
+def _of_group(name: str, result: RowResult) -> list[float]:
+    return _groups_of(result).get(name, [])
 
 
 _BY_ROUND: dict[str, study.Draw] = {"_by_round": draw_by_round}

@@ -154,8 +154,9 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
     phases = {label: each for label, each in found.items() if each}
     if not phases:
         return "No contributions: no client can leave."
-    labels = {"x_label": "round", "y_label": "contribution"}
-    figure, axes = figures.panels(len(phases), (3.2, 2.4), columns=5, **labels)
+    figure, axes = figures.panels(
+        len(phases), (3.2, 2.4), x_label="round", y_label="contribution", columns=5
+    )
     for axis, (label, outcome) in zip(axes, phases.items(), strict=True):
         for client, run in reversed([*np.ndindex(outcome.mean.T.shape)]):  # client 0 on top
             values = outcome.contributions[run, :, client]
