@@ -94,7 +94,10 @@ def load(
         if prepared := _prepared(name, tfds_dir):
             return _tfds(prepared)
         if name and os.path.isdir(path):  # Path.is_dir would raise OSError for too long a name
-            return _folder(path, image_size)
+            if (path / "x.npy").exists():
+                return _npy(path)
+            of_leaf = leaf.files(path)
+            return leaf.femnist(of_leaf) if of_leaf else _image_folder(path, image_size)
         if os.path.isfile(path) and path.suffix in FILES:
             return _file(path, vocabulary, length, roles, like)
         raise ValueError(_not_found(name, tfds_dir))
@@ -142,14 +145,6 @@ def _moved(dataset: Dataset) -> Dataset:
 def _one_domain(x: np.ndarray, y: np.ndarray, classes: Sequence[str], test: np.ndarray) -> Dataset:
     domain = np.zeros(len(y), np.int32)
     return Dataset(x, y.astype(np.int32), tuple(classes), domain, ("all",), test)
-
-
-def _folder(path: Path, image_size: int | None) -> Dataset:
-    if (path / "x.npy").exists():
-        return _npy(path)
-    if of_leaf := leaf.files(path):
-        return leaf.femnist(of_leaf)
-    return _image_folder(path, image_size)
 
 
 def _file(
