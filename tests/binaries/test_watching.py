@@ -158,6 +158,7 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("\r" in text) == is_terminal
     if is_terminal:
         assert "| 100/100 [" in text
+        assert "| 1/100 [00:00<?" in text  # no estimate from the time of compiling
         assert "loss=2.000" in text
     else:
         told = [text.partition(": ")[2] for text in text.splitlines()]
