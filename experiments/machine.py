@@ -65,7 +65,8 @@ def connect(chosen: Config) -> None:
 
     Raises UsageError if --distributed finds none, or if process 0 cannot be reached.
     """
-    if not (chosen.distributed or chosen.num_processes > 1):
+    is_alone = not (chosen.distributed or chosen.num_processes > 1)
+    if is_alone or jax.distributed.is_initialized():  # by an earlier row of a study
         return
     # On CPUs, collectives between processes need gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")

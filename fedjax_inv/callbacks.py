@@ -75,7 +75,7 @@ class Patience(Callback):
         self._since = np.zeros(len(fitted.runs), int)
 
     def evaluated(self, fitted: Any) -> object:
-        now = fitted.plan.task.score.rank(fitted.history["valid_score"][:, -1])
+        now = fitted.plan.task.score.rank(fitted.latest["valid_score"])
         self._since = np.where(now > self._best, 0, self._since + 1)
         self._best = np.fmax(self._best, now)
         return "patience" if (self._since >= self._evaluations).all() else ""
@@ -93,8 +93,8 @@ class Progress(Callback):
 
     def evaluated(self, fitted: Any) -> None:
         means = {
-            name: f"{values[:, -1].mean():.3f}"
-            for name, values in fitted.history.values.items()
+            name: f"{values.mean():.3f}"
+            for name, values in fitted.latest.items()
             if name in ("train_loss", "valid_score", "test_score")
         }
         if self._bar is not None:

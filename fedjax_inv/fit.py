@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -244,13 +245,13 @@ def _runs(
 
     `infinite` are the settings that may be NaN or infinite, which the algorithm checks.
     """
-    values = {"seed": [0]} | {name: _numbers(name, each) for name, each in grid.items()}
-    fixed = dict(settings)
+    fixed, values = dict(settings), {name: _numbers(name, each) for name, each in grid.items()}
     if is_scheduled and "learning_rate" not in grid:  # a factor is for a number of a run
         values["learning_rate"] = [fixed.pop("learning_rate", LOCAL["learning_rate"])]
     for name in fixed.keys() & values.keys():
         raise UsageError(name, ..., "must be given once, in the grid or beside it")
-    seeds = checks.integers("seed", values.pop("seed"), 0, 2**31 - 1).tolist()
+    given = values.pop("seed", [fixed.pop("seed", 0)])
+    seeds = checks.integers("seed", given, 0, 2**31 - 1).tolist()
     for name, each in [*values.items(), *((name, [value]) for name, value in fixed.items())]:
         for value in each:
             if name in LOCAL:
@@ -317,7 +318,11 @@ class LocalTraining(NamedTuple):
         more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
         made = self.optimizer(values["learning_rate"], **more)
         checks.record("optimizer", made, optax.GradientTransformation)
-        before = [] if checks.is_known_zero(clip) else [optax.clip_by_global_norm(clip)]
+        before = []
+        if not checks.is_known_zero(clip):
+            # In a grid 0 is traced; as infinity it clips nothing, too.
+            most = clip if checks.is_concrete(clip) else jnp.where(clip > 0, clip, jnp.inf)
+            before.append(optax.clip_by_global_norm(most))
         if not checks.is_known_zero(decay):
             before.append(optax.add_decayed_weights(decay))
         return optax.chain(*before, made) if before else made

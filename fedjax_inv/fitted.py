@@ -124,6 +124,11 @@ class Fitted:
         return f"<Fitted: {len(self.runs)} runs, {self.round} rounds{rest}>"
 
     @property
+    def latest(self) -> dict[str, np.ndarray]:
+        """The values [R] of the last evaluation, by the names of `History`."""
+        return self._lines[-1]
+
+    @property
     def history(self) -> History:
         """The evaluations so far."""
         names = dict.fromkeys(name for line in self._lines for name in line)

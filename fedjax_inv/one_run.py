@@ -1,6 +1,6 @@
 """One run of an experiment: its start, its rounds and its evaluations.
 
-Axis letter: G groups of validation clients. Nothing here has an axis R: `compiled` adds it.
+Axis letter: G groups of validation clients. Nothing here has an axis R: `program` adds it.
 """
 
 import functools
@@ -189,7 +189,7 @@ class OneRun(NamedTuple):
         return training, Played(
             metrics=_mean_metrics(reports),
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
-            broken=jnp.stack([_first_broken(report, cohorts.who) for report in reports]).max(0),
+            broken=_first([_first_broken(report, cohorts.who) for report in reports]),
             watched=watched,
         )
 
@@ -299,6 +299,14 @@ def _first_broken(report: rounds.Report, who: Array) -> Array:
     slot = jnp.argmin(report.finite, axis=1)
     client = jnp.take_along_axis(who, slot[:, None], axis=1)[:, 0]
     return jnp.where(report.finite.all(1), -1, client)
+
+
+def _first(clients: list[Array]) -> Array:
+    """Return of several [T] the first that is not -1, in each round."""
+    found = clients[-1]
+    for each in reversed(clients[:-1]):
+        found = jnp.where(each >= 0, each, found)
+    return found
 
 
 def _mean_metrics(reports: tuple[rounds.Report, ...]) -> dict[str, Array]:

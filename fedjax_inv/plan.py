@@ -131,8 +131,12 @@ class Plan(NamedTuple):
         return self._replace(data=data, inputs=inputs, is_placed=True)
 
     def part(self, first: int) -> Cohort:
-        """Return the cohorts of the segment that begins with a round; the last may be shorter."""
-        end = first + self.evaluations.every
+        """Return the cohorts of the segment that begins with a round.
+
+        It ends at a multiple of `every`, or with the last round.
+        """
+        every = self.evaluations.every
+        end = first - first % every + every
         part = jax.tree.map(lambda leaf: leaf[:, first:end], self.cohorts)
         if jax.config.values["jax_disable_jit"] or jax.config.values["jax_debug_nans"]:
             # Operations one by one cannot index a NumPy array by a loop's counter.
@@ -141,8 +145,11 @@ class Plan(NamedTuple):
 
     def _parts(self, first: int = 0) -> dict[int, Cohort]:
         """Return, by their first rounds, segments of each length that lie after a round."""
-        last = self.rounds - self.rounds % self.evaluations.every
-        return {at: self.part(at) for at in (first, last) if first <= at < self.rounds}
+        every = self.evaluations.every
+        starts = (first, first - first % every + every, self.rounds - self.rounds % every)
+        parts = {at: self.part(at) for at in starts if first <= at < self.rounds}
+        by_length = {part.who.shape[1]: at for at, part in reversed(parts.items())}
+        return {at: parts[at] for at in sorted(by_length.values())}
 
     def compile(self) -> "Plan":
         """Return the plan, placed, with its programs compiled, so that its first calls find it so.
@@ -236,6 +243,7 @@ class Plan(NamedTuple):
 
         for at, part in self._parts(fitted.round).items():
             ahead.begin(at, functools.partial(compile_rounds, part))
+            # After the first rounds, and before those of other lengths; it begins once.
             ahead.begin("evaluation", lambda: evaluate.lower(*arguments).compile())
 
     def _look_for_nonfinite(self, outcome: Outcome, fitted: Fitted) -> None:
@@ -243,7 +251,7 @@ class Plan(NamedTuple):
         broken = np.asarray(outcome.broken)
         if fitted.is_broken or (broken < 0).all():
             return
-        index, at = np.argwhere(broken >= 0)[0].tolist()
+        at, index = np.argwhere(broken.T >= 0)[0].tolist()  # the first round comes first
         error = Diverged(fitted.round + at + 1, int(broken[index, at]), index, self.runs[index])
         if self.evaluations.nonfinite == "stop":
             raise error

@@ -6,9 +6,6 @@ spurious features, and do not roll back. The rule looks at training examples onl
 a compiled program, for several thresholds at once.
 
 With `above`, a run stops as soon as it reaches an accuracy.
-
-With `within`, a rule of ours, an accuracy far below the threshold does not stop a run. In one round
-a game may fall from an ensemble that follows a cue to one that follows its opposite.
 """
 
 from collections.abc import Callable

@@ -89,14 +89,11 @@ class Checkpoints(Callback):
 
     def end(self, fitted: Fitted) -> None:
         """Waits until all checkpoints are written; at the end deletes those that shall not stay."""
-        with _written(self._folder):
+        with _written(self._folder), contextlib.closing(self._manager):
             self._manager.wait_until_finished()
-        if fitted.is_over:
-            there = sorted(self._manager.all_steps())
+            there = sorted(self._manager.all_steps()) if fitted.is_over else []
             for done in there[: -self._kept] if self._kept else []:
                 self._manager.delete(done)
-        with _written(self._folder):
-            self._manager.close()
 
 
 def rounds(folder: Path) -> list[int]:

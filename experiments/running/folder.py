@@ -158,6 +158,8 @@ def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
     before = {name: flags.get(name, _recorded(usual[name])) for name in now}
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     free = _NOT_COMPARED - ({"nonfinite"} if before["nonfinite"] != "stop" else set())
+    if before["rounds"] != now["rounds"]:
+        free = free | {"eval_every"}  # which a run of fewer rounds has lowered
     names = [name for name in now if before[name] != now[name] and name not in free]
     if names:
         its, ours = (
@@ -212,8 +214,8 @@ def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
         text = f"has done {done}; must be at least as many"
     elif chosen.schedule == "cosine":
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
-    elif done % every and asked > done:
-        text = f"ended after {done}, between two evaluations of --eval_every={every}"
+    elif chosen.hold == "stream" and done % every and asked > done:
+        text = f"streams, and ended after {done}, between two evaluations of --eval_every={every}"
     if text:
         raise UsageError("--rounds", asked, f"the run in {folder} {text}, or another --run_dir")
 

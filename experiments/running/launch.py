@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
@@ -85,8 +86,8 @@ class Programs:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # one thread at a time places
         self._programs: dict[Hashable, program.Program] = {}  # the last used is last
-        # The last examples that lie whole on each of several devices, by what they were and where.
-        self._examples: dict[Hashable, Examples] = {}
+        # The last examples that lie whole on each device of a mesh, and what they were.
+        self._examples: tuple[Examples, Mesh, Examples] | None = None
 
     def plan(self, assembled: Assembled, cell: Cell) -> Plan:
         """The plan of a cell, with its data and inputs on the devices or read from the host."""
@@ -100,9 +101,11 @@ class Programs:
             plan = plan._replace(program=self._programs[key], is_compiled=is_old)
             if plan.streams or plan.layout.own or plan.layout.mesh is None:
                 return plan.placed()
-            key = id(assembled.data), plan.layout.mesh
-            plan = plan._replace(data=self._examples.get(key, plan.data)).placed()
-            self._examples = {key: plan.data}
+            source, mesh, last = plan.data, plan.layout.mesh, self._examples
+            if last and last[0] is source and last[1] == mesh:
+                plan = plan._replace(data=last[2])
+            plan = plan.placed()
+            self._examples = source, mesh, plan.data
             return plan
 
 

@@ -196,6 +196,7 @@ def run(
 
     write: writes the tables and figures of a row.
     """
+    machine.connect(configs[0])  # before rows are prepared in threads
     shared, results = launch.Programs(), []
     with Ahead() as ahead:
 
