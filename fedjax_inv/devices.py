@@ -255,7 +255,12 @@ class Layout(NamedTuple):
         wanted = first + jax.numpy.arange(num_local)
         return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
-    def place(self, data: Examples, inputs: T) -> tuple[Examples, T]:
+    def place(
+        self,
+        data: Examples,
+        inputs: T,
+        put: Callable[[Tree, NamedSharding], Tree] | None = None,
+    ) -> tuple[Examples, T]:
         """Place data and inputs, equal on each process, on the devices as the program expects them.
 
         The last run is repeated until the devices share the runs evenly. With `own`, data become
@@ -265,7 +270,9 @@ class Layout(NamedTuple):
         Args:
           data: M examples.
           inputs: a tree of leaves [R, ...] with `ClientShards` and `SharedExamples` in it.
+          put: places a tree under a sharding, for devices that are not there.
         """
+        put = put or _put
         if self.mesh is None:
             return data, inputs
         inputs = jax.tree.map(self._padded, inputs)
@@ -273,9 +280,9 @@ class Layout(NamedTuple):
             rows, inputs = _by_owner(len(jax.tree.leaves(data)[0]), inputs, self)
             data = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
         inputs = jax.tree.map(
-            lambda leaf, spec: _put(leaf, self._sharding(spec)), inputs, self._specs(inputs)
+            lambda leaf, spec: put(leaf, self._sharding(spec)), inputs, self._specs(inputs)
         )
-        return _put(data, self._sharding(self._data_spec)), inputs
+        return put(data, self._sharding(self._data_spec)), inputs
 
     def _sharding(self, spec: PartitionSpec) -> NamedSharding:
         assert self.mesh is not None

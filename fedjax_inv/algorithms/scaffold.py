@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives
+from fedjax_inv import aggregators, averaging, objectives, tree
 from fedjax_inv.parts import EVERYTHING, Part
 from fedjax_inv.types import (
     Algorithm,
@@ -84,8 +84,8 @@ def scaffold(
 
     def update(control: Control, change: Tree, delta: Variables) -> Control:
         del delta
-        variate = optax.tree.add_scale(control.variate, 1 / control.num_clients, change)
-        return control._replace(variate=variate)
+        part_of_all = tree.scaled(1 / control.num_clients, change)
+        return control._replace(variate=optax.tree.add(control.variate, part_of_all))
 
     return averaging.averaging(
         model,
