@@ -80,25 +80,21 @@ def inputs(
     scaling: Mapping[int, Scaling] | None = None,
     source: np.ndarray | None = None,
 ) -> Inputs:
-    """Return the inputs of R runs.
+    """Return the inputs of R runs, each leaf with a leading R.
 
-    Args:
-      runs: the runs, all with the same names of hyperparameters.
-      splits: a split for each seed, all of one data set and with one number of clients.
-      pooled: whether training is on the pooled examples of all clients.
-      watch_examples: about how many training examples of all clients, and about how many test
-        examples, are evaluated after every round: the first of each shard, which are a sample if
-        its rows are in random order, as `federation.split` leaves them. With 0, none are, and a
-        run never stops.
-      warm_start: (sizes of the training clients [C]) -> rounds before a stop.
-      variables: the networks to start from, by seed; by default they are drawn.
-      num_classes: K of the data if evaluations also report the scores of the test examples class by
-        class and in the proportions of each client's classes; 0 if not.
-      scaling: the shift and scale of the inputs, by seed; they replace those of `variables`.
-      source: of clients with wrong labels, as in `federation.test_shards`.
+    The runs have the same names of hyperparameters. By seed there are splits, all of one data set
+    and with one number of clients; the networks to start from (`variables`), which by default are
+    drawn; and the shift and scale of the inputs (`scaling`), which replace those of the networks.
+    If `pooled`, training is on the pooled examples of all clients.
 
-    Returns:
-      The inputs, each leaf with a leading R.
+    About `watch_examples` training examples of all clients, and about as many test examples, are
+    evaluated after every round: the first of each shard, which are a sample if its rows are in
+    random order, as `federation.split` leaves them. With 0, none are, and a run never stops.
+    `warm_start` makes of the sizes of the training clients [C] the rounds before a stop.
+
+    With `num_classes` K above 0 evaluations also report the scores of the test examples class by
+    class and in the proportions of each client's classes, where `source` is that of
+    `federation.test_shards`.
     """
     # Stack one split for each seed, then select by run: seeds are few and splits are large.
     seeds = list(dict.fromkeys(run.seed for run in runs))

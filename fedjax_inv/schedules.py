@@ -19,12 +19,9 @@ from fedjax_inv.types import Array, Cohort, Tree
 
 
 def check(schedule: Cohort, num_clients: int, history: int) -> None:
-    """Check that a schedule fits a run: a client may be present once in a round.
+    """Check that a schedule [T, S] on the host fits a run: a client may be present once in a round.
 
-    Args:
-      schedule: who, present and delay, each [T, S], on the host.
-      num_clients: C.
-      history: H, the number of broadcasts that the run keeps; a delay is in 0..H - 1.
+    The run has C clients and keeps H broadcasts, `history`; a delay is in 0..H - 1.
     """
     who, present, delay = map(np.asarray, schedule)
     if who.ndim != 2 or not who.size or not who.shape == present.shape == delay.shape:
@@ -105,15 +102,10 @@ def stale(
 
     A client begins an update in its first scheduled round after its last delivery, on the broadcast
     of that round. It delivers the update in the first of its scheduled rounds in which it does not
-    fail. If the update is more than `longest` rounds old by then, the client discards it and begins
-    a new one. Delays of the schedule are overwritten. The run must keep 1 + longest broadcasts.
-
-    Args:
-      schedule: [T, S].
-      key: a random key. With the same key, the clients fail that `dropout` drops.
-      probability: the probability of failing in a round, a scalar or one per client [C].
-      num_clients: C.
-      longest: the age in rounds of the oldest update that is delivered, at least 1.
+    fail. If the update is more than `longest` rounds old by then, at least 1, the client discards
+    it and begins a new one. Delays of the schedule are overwritten. The run must keep 1 + longest
+    broadcasts. With the same key, the clients fail that `dropout` drops; the probability is a
+    scalar or one per client [C].
     """
     nothing = -1
 

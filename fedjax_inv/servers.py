@@ -49,10 +49,8 @@ def update(
 ) -> Server:
     """Return the server after one step along the mean delta.
 
-    Args:
-      optimizer: the server optimizer, whose gradient is the negative mean delta of the parameters.
-      server: the server before the step.
-      mean_delta: the mean change of the clients' networks; the change of statistics is added.
+    The gradient of the optimizer is the negative mean change of the parameters; the change of
+    statistics is added.
     """
     gradient = optax.tree.scale(-1, mean_delta.params)
     updates, opt_state = optimizer.update(gradient, server.opt_state, server.variables.params)

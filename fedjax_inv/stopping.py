@@ -41,17 +41,12 @@ def update(
     measure: Callable[[Array], Tree],
     above: bool = False,
 ) -> Stops:
-    """Return the stops after a round.
+    """Return the stops after a round, of which `num_rounds` [] int32 have been played.
 
-    Args:
-      stops: the stops before the round.
-      accuracy: [], pooled training accuracy after the round; NaN stops nothing.
-      thresholds: [K]; a threshold is met in the first round after which accuracy < threshold.
-      num_rounds: [] int32, how many rounds have been played.
-      warm_start: how many rounds must have been played before a stop.
-      measure: (whether a threshold is met []) -> scores of this round. It is called in every round,
-        and should take no time if no threshold is met.
-      above: whether a threshold is met if accuracy >= threshold instead.
+    A threshold of [K] is met in the first round after which accuracy [], pooled over training
+    examples, is below it, or with `above` at least it. NaN stops nothing, and nothing stops before
+    `warm_start` rounds. `measure` returns the scores of this round, given whether a threshold is
+    met []; it is called in every round, and should take no time if none is.
     """
     chex.assert_shape([accuracy, thresholds], [(), stops.round.shape])
     # In float32 outside of a trace, too.

@@ -301,10 +301,6 @@ def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B0
     `check_someone_stays`. With the threshold -inf and without `share` nobody leaves, and the
     network is that of `algorithm` bit for bit. The contributions of clients that are served with
     their own networks alone, as Ditto's, are 0.
-
-    Args:
-      algorithm: the algorithm.
-      phase: the settings of the phase.
     """
     for name in ("step_size", "smoothness", "share"):
         value = getattr(phase, name)

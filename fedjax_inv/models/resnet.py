@@ -148,19 +148,11 @@ def resnet50(
     cut: int | None = None,
     conv: str = "auto",
 ) -> Model:
-    """Build ResNet-50.
+    """Build ResNet-50, with logits [B, K] of images [B, height, width, channels].
 
     It differs from `resnet18` in its stages: 3, 4, 6 and 3 blocks of a 1x1, a 3x3 and a 1x1
-    convolution, of which the last has four times as many channels.
-
-    Args:
-      image_size, norm, conv: as in `resnet18`.
-      widths: channels of the 3x3 convolutions of the four stages; the first layer has the first
-        stage's.
-      cut: as in `resnet18`; with 6, the classifier's inputs are [B, 4 widths[-1]].
-
-    Returns:
-      A model with logits [B, K] of images [B, height, width, channels].
+    convolution, of which the last has four times as many channels; `widths` are those of the 3x3
+    ones. With a cut of 6 the classifier's inputs are [B, 4 widths[-1]].
     """
     return _resnet((1, 3, 1), (3, 4, 6, 3), num_classes, image_size, norm, widths, cut, conv)
 
