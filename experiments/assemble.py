@@ -309,7 +309,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
         return rounds.init(built, variables, clients, key)
 
     try:
-        # These sizes cause an error below.
+        # JAX warns of indices that are too large, before its error.
         with warnings.catch_warnings(action="ignore"):
             jax.eval_shape(init, variables, sizes, key)
     except UsageError as error:

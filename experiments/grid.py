@@ -15,7 +15,9 @@ from .factories import takes
 
 
 class Cell(NamedTuple):
-    """Runs that share a compiled program: they have one algorithm and one held-out domain."""
+    """Runs that share a compiled program: of one algorithm with its settings that are no real
+    numbers, and one held-out domain.
+    """
 
     algorithm: str
     settings: dict[str, Any]  # without real numbers: those are hyperparameters of the runs

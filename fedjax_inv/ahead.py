@@ -22,8 +22,8 @@ class Ahead:
     where it would be raised without threads.
     """
 
-    def __init__(self, num_threads: int = DEPTH) -> None:
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="ahead")
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(DEPTH, thread_name_prefix="ahead")
         self._begun: dict[Hashable, Future[Any]] = {}
 
     def __enter__(self) -> "Ahead":

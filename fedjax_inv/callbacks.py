@@ -7,12 +7,17 @@ class Print(callbacks.Callback):
 fit(fedavg.fedavg, model, clients, rounds=50, callbacks=[Print(), callbacks.Patience(5)])
 """
 
+from __future__ import annotations
+
 import contextlib
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from fedjax_inv.fitted import Fitted
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
@@ -25,30 +30,30 @@ class Callback:
     and networks grow with the training.
     """
 
-    def begin(self, fitted: Any) -> None:
+    def begin(self, fitted: Fitted) -> None:
         """Act before the first round; `fitted.restore` then continues an earlier training."""
 
-    def evaluated(self, fitted: Any) -> object:
+    def evaluated(self, fitted: Fitted) -> object:
         """Act after an evaluation. Anything true, such as a word that says why, ends the training.
 
         `fitted.stopped` holds what a callback before this one in the list answered.
         """
 
-    def end(self, fitted: Any) -> None:
+    def end(self, fitted: Fitted) -> None:
         """Act after the last evaluation, and after an error; the last callback begins."""
 
 
 class _Function(Callback):
     """A function that is called after each evaluation."""
 
-    def __init__(self, function: Callable[[Any], object]) -> None:
+    def __init__(self, function: Callable[[Fitted], object]) -> None:
         self._function = function
 
-    def evaluated(self, fitted: Any) -> object:
+    def evaluated(self, fitted: Fitted) -> object:
         return self._function(fitted)
 
 
-def of(callbacks: Iterable[Callback | Callable[[Any], object]]) -> list[Callback]:
+def of(callbacks: Iterable[Callback | Callable[[Fitted], object]]) -> list[Callback]:
     """Return callbacks; a plain function is called after each evaluation."""
     listed = [*callbacks] if isinstance(callbacks, Iterable) else [None]
     for each in listed:
@@ -68,13 +73,13 @@ class Patience(Callback):
         checks.integer("evaluations", evaluations)
         self._evaluations = evaluations
 
-    def begin(self, fitted: Any) -> None:
+    def begin(self, fitted: Fitted) -> None:
         if not np.asarray(fitted.plan.inputs.valid.size).any(1).all():
             raise UsageError("validation", ..., "must leave examples for Patience to watch")
         self._best = np.full(len(fitted.runs), -np.inf)
         self._since = np.zeros(len(fitted.runs), int)
 
-    def evaluated(self, fitted: Any) -> object:
+    def evaluated(self, fitted: Fitted) -> object:
         now = fitted.plan.task.score.rank(fitted.latest["valid_score"])
         self._since = np.where(now > self._best, 0, self._since + 1)
         self._best = np.fmax(self._best, now)
@@ -84,14 +89,14 @@ class Patience(Callback):
 class Progress(Callback):
     """Shows the newest values on stderr, as means over the runs: a bar if tqdm is installed."""
 
-    def begin(self, fitted: Any) -> None:
+    def begin(self, fitted: Fitted) -> None:
         self._bar: Any = None
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
 
             self._bar = tqdm(total=fitted.plan.rounds, initial=fitted.round, unit="round")
 
-    def evaluated(self, fitted: Any) -> None:
+    def evaluated(self, fitted: Fitted) -> None:
         means = {
             name: f"{values.mean():.3f}"
             for name, values in fitted.latest.items()
@@ -105,7 +110,7 @@ class Progress(Callback):
         parts = [at, *(f"{k} {v}" for k, v in means.items())]
         print("\r" + ", ".join(parts), end="", file=sys.stderr, flush=True)
 
-    def end(self, fitted: Any) -> None:
+    def end(self, fitted: Fitted) -> None:
         if self._bar is not None:
             self._bar.close()
         else:

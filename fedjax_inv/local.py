@@ -115,12 +115,12 @@ class _Steps(NamedTuple):
     fits: Array | None = None  # [] bool, false: the client gets NaN results; None: all fit
 
 
-Plan = Callable[[Shard, Array], _Steps]
+_Batches = Callable[[Shard, Array], _Steps]
 
 
 def _work(
     optimizer: optax.GradientTransformation,
-    plan: Plan,
+    plan: _Batches,
     num_steps: Callable[[Array], Array] | None = None,
     momentum: float | Array | None = None,
 ) -> Work:

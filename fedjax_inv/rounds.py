@@ -191,6 +191,7 @@ def _exchange(
     where, own, wrote = mine.local_index, result.own, result.present
     if axis.replicated:
         where, own, wrote = slots.who, mine.gather(result.own), present
+    # An index beyond all clients, where nothing is written.
     nowhere = axis.local_clients(federation.num_clients).shape[0]
     histories = list(state.broadcast_history)
     histories[index] = broadcasts

@@ -21,12 +21,12 @@ from .. import machine, selection, start
 from ..config import Config
 from ..grid import Cell
 from ..metrics import ACCURACY, Measure
-from ..running import checkpoints, divergence, events, files, records, summary
-from ..running.log import Log
-from ..running.progress import Progress
-from ..running.records import Result
-from ..running.selected import SelectedStates
-from ..running.signals import Stop
+from . import checkpoints, divergence, events, files, records, summary
+from .log import Log
+from .progress import Progress
+from .records import Result
+from .selected import SelectedStates
+from .signals import Stop
 
 
 class Job(NamedTuple):

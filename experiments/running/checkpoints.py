@@ -21,9 +21,9 @@ from fedjax_inv.program import Training
 from fedjax_inv.types import Tree
 
 from .. import machine
-from ..running.log import Log
-from ..running.selected import SelectedStates, Served, of
 from ..start import CONTINUES
+from .log import Log
+from .selected import SelectedStates, Served, of
 
 _STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)

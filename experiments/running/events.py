@@ -18,9 +18,9 @@ from fedjax_inv.fitted import Fitted
 
 from .. import machine
 from ..grid import Cell
-from ..running import divergence
-from ..running.log import Log
-from ..running.records import Line
+from . import divergence
+from .log import Log
+from .records import Line
 
 _NAME = "tensorboard"
 

@@ -18,8 +18,8 @@ from ..config import Config
 from ..errors import shown
 from ..flags import NAMES
 from ..grid import Cell
-from ..running import checkpoints, files, provenance, records
-from ..running.records import Begun, Flag, Result, Start
+from . import checkpoints, files, provenance, records
+from .records import Begun, Flag, Result, Start
 
 _LOCK = ".lock"
 # The errors of a file system that cannot lock a file.

@@ -11,8 +11,8 @@ from fedjax_inv.types import Tree, Variables
 
 from ..config import Config
 from ..errors import flag_error, shown
-from ..running import checkpoints, records
-from ..running import folder as folders
+from . import checkpoints, records
+from . import folder as folders
 
 # The flags that change a network but not its shapes.
 _SAME = ("activation", "weights")

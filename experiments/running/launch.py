@@ -27,8 +27,9 @@ from ..config import Config
 from ..errors import check_run_dir
 from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
 from ..grid import Cell
-from ..running import cell as cells
-from ..running import (
+from ..start import printable
+from . import cell as cells
+from . import (
     checkpoints,
     events,
     files,
@@ -36,9 +37,8 @@ from ..running import (
     provenance,
     records,
 )
-from ..running import folder as folders
-from ..running.signals import Stop
-from ..start import printable
+from . import folder as folders
+from .signals import Stop
 
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 _AGAIN = "the same command continues"

@@ -18,8 +18,8 @@ from fedjax_inv.fitted import Fitted
 from .. import machine
 from ..grid import Cell
 from ..metrics import Measure
-from ..running import files, records, summary
-from ..running.records import Line
+from . import files, records, summary
+from .records import Line
 
 _NAME = "metrics.jsonl"
 

@@ -14,9 +14,9 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
 from .. import machine
-from ..running import divergence
-from ..running.log import Log
-from ..running.records import Line
+from . import divergence
+from .log import Log
+from .records import Line
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _EXPLODED = 1e4  # a loss that has grown by this factor tells of steps that are too long

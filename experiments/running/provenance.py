@@ -17,7 +17,7 @@ import fedjax_inv
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
 
-from ..running.records import Start
+from .records import Start
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")

@@ -12,9 +12,9 @@ from fedjax_inv.program import Training
 from fedjax_inv.types import Array, Tree
 
 from .. import selection
-from ..running.log import Log
-from ..running.records import Line
 from ..selection import Rule
+from .log import Log
+from .records import Line
 
 
 class Served(NamedTuple):

@@ -15,7 +15,7 @@ from fedjax_inv.program import Outcome
 from .. import selection
 from ..grid import Cell
 from ..metrics import ACCURACY, Measure
-from ..running.records import Domain, Line, RunResult, Stop
+from .records import Domain, Line, RunResult, Stop
 
 
 def lines(
