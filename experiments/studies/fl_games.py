@@ -67,7 +67,7 @@ def classes(data: str) -> list[Row]:
 
 
 def clients(data: str) -> list[Row]:
-    """Figures 1b, 2a and 8 to 10: two to ten clients; with ten, IRM Games stops at 0.75."""
+    """Figures 1b, 2a and 8 to 10: two to ten clients; with ten, IRM Games' outputs stop at 0.75."""
 
     def varied(name: str) -> tuple[str, str]:
         flips = ",".join(f"{flip:.6g}" for flip in environments.FLIPS[name])
