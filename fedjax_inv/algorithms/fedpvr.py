@@ -11,10 +11,10 @@ Heterogeneous Data" (CVPR), Algorithm 1; c_i and c, of the classifier alone, are
 import jax
 import optax
 
-from fedjax_inv import checks, objectives
+from fedjax_inv import objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import scaffold
-from fedjax_inv.parts import PARTS, Part, needing_head
+from fedjax_inv.parts import CLASSIFIER, Part, needing_head
 from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
 
 
@@ -52,7 +52,6 @@ def fedpvr(
     model: Model,
     work: Work,
     *,
-    corrected: str = "classifier",
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "uniform",
@@ -62,20 +61,16 @@ def fedpvr(
     A client's own state is its control variate. The paper's clients train by SGD with momentum 0.9.
 
     Args:
-      corrected: parameters that are corrected: "classifier", or "all", which is SCAFFOLD without
-        momentum.
       weighting: weights of clients, "uniform" or "size", for the networks alone; in Python also a
         function of `Slots`.
     """
-    checks.one_of("corrected", corrected, PARTS)
     assert work.with_optimizer, "a method's own loop has no optimizer to change"
-    part = PARTS[corrected]
     training = scaffold.scaffold(
         model,
-        work.with_optimizer(lambda optimizer: without_memory(optimizer, part)),
-        part=part,
+        work.with_optimizer(lambda optimizer: without_memory(optimizer, CLASSIFIER)),
+        part=CLASSIFIER,
         loss=loss,
         server_optimizer=server_optimizer,
         weighting=weighting,
     )
-    return needing_head(training) if corrected == "classifier" else training
+    return needing_head(training)

@@ -69,7 +69,6 @@ def test_rows_of_clients_are_rows_of_the_examples() -> None:
         ("fednova", {"proximal": -1.0}),
         ("fedproto", {"penalty": -1.0}),
         ("fedprox", {"proximal": -1.0}),
-        ("fedpvr", {"corrected": "no"}),
         ("fedsr", {"l2r": -1.0}),
         ("fl_games", {"memory": -1}),
         ("moon", {"temperature": 0.0}),
