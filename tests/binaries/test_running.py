@@ -170,10 +170,12 @@ def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^--rounds=3: .* has done 6"):
         finished(folder, config.changed(CHOSEN, rounds=3))
     assert finished(folder, CHOSEN) is None  # of a run that has not come to 9 rounds
-    # A longer run has no evaluation after the last round of this one.
-    seven = config.changed(CHOSEN, rounds=7)
+    # Of fewer rounds than lie between evaluations of the longer run.
+    two = config.changed(CHOSEN, rounds=2, eval_every=2)
+    assert finished(finished_run(tmp_path / "two", two, done=2), longer) is None
+    streams = config.changed(longer, hold="stream")
     with pytest.raises(UsageError, match=r"^--rounds=9: .* between two evaluations"):
-        finished(finished_run(tmp_path / "seven", seven, done=7), longer)
+        finished(finished_run(tmp_path / "streams", two, done=2), streams)
     cosine = config.changed(CHOSEN, schedule="cosine")
     folder = finished_run(tmp_path / "cosine", cosine)
     with pytest.raises(UsageError, match=r"^--rounds=9: .* cosine schedule"):

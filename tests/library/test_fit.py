@@ -246,7 +246,7 @@ def test_patience_waits_for_all_runs() -> None:
         so_far: Any = SimpleNamespace(plan=made, runs=(0, 1))
         patience.begin(so_far)
         for number in range(1, 8):
-            so_far.history = {"valid_score": np.array(scores[:number]).T}
+            so_far.latest = {"valid_score": np.array(scores[number - 1])}
             if patience.evaluated(so_far):
                 break
         return number
@@ -255,6 +255,15 @@ def test_patience_waits_for_all_runs() -> None:
     assert last(4, objectives.SCORES["squared_error"]) == 6  # lower is better
     with pytest.raises(UsageError, match="validation"):
         fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"callbacks": [Patience(2)]})
+
+
+def test_a_clip_of_0_in_a_grid_clips_nothing() -> None:
+    """There it is traced, and a norm of 0 would be the largest."""
+    grid = {"clip": [0.0, 1e-3], "learning_rate": [0.5]}
+    found = fit(fedavg.fedavg, MODEL, CLIENTS, grid=grid, **FLAT)
+    alone = fit(fedavg.fedavg, MODEL, CLIENTS, grid={"learning_rate": [0.5]}, **FLAT)
+    np.testing.assert_allclose(found.predict(X, 0), alone.predict(X), rtol=1e-5)
+    assert np.abs(found.predict(X, 1) - alone.predict(X)).max() > 1e-3
 
 
 def test_an_update_that_is_not_finite_is_warned_of_left_out_or_stops() -> None:
@@ -390,7 +399,7 @@ WRONG: dict[str, list[Any]] = {
     "learning_rate": [-1, [0.1, 0.2]],  # a list goes into the grid
     "momentum": [2],
     "weight_decay": [np.inf],
-    "seed": [1],
+    "seed": [-1, "a"],
     "weighting": ["no"],
     "penalty": [1.0],  # FedAvg has none
     "grid": [
