@@ -83,8 +83,9 @@ def check_dataset(dataset: Dataset) -> None:
     if dataset.task != "classes" and dataset.y.size != num_names * num_examples:
         text = f"must have a column for each of {num_names} names in classes"
         raise UsageError("dataset.y", dataset.y, text)
-    if np.asarray(dataset.test).dtype != bool:
-        raise UsageError("dataset.test", dataset.test, "must be bool")
+    for name in ("test", "valid"):
+        if (field := getattr(dataset, name)) is not None and np.asarray(field).dtype != bool:
+            raise UsageError(f"dataset.{name}", field, "must be bool")
     of_examples = {name: getattr(dataset, name) for name in _OF_EXAMPLES}
     for (field, *rest), leaf in jax.tree_util.tree_leaves_with_path(of_examples):
         if np.shape(leaf)[:1] != (num_examples,) or not num_examples or not holds_finite(leaf):
