@@ -5,7 +5,7 @@ Axis letter: R runs.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -158,8 +158,8 @@ def _padded(of_seeds: Sequence[Federation]) -> list[Federation]:
     The length is a power of two, so that draws of the data with other lengths share a program.
     """
     length = 1 << (max(len(each.order) for each in of_seeds) - 1).bit_length()
-    pads = [(0, length - len(each.order)) for each in of_seeds]
-    return [f._replace(order=np.pad(f.order, pad)) for f, pad in zip(of_seeds, pads, strict=True)]
+    orders: Any = [np.pad(each.order, (0, length - len(each.order))) for each in of_seeds]
+    return [f._replace(order=order) for f, order in zip(of_seeds, orders, strict=True)]
 
 
 def _first(shards: T, count: int) -> T:

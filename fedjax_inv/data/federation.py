@@ -219,9 +219,10 @@ def split(
     to_deal = whole.rows[~is_test & ~dataset.test[whole.rows]]
     if not is_test.any() or not len(to_deal):
         is_drawn = held_out is None and not dataset.test.any()
-        given = ("test_fraction", test_fraction) if is_drawn else ("held_out", held_out)
         text = f"leaves no examples to {'train on' if is_test.any() else 'test by'}"
-        raise UsageError(*given, text)
+        if is_drawn:
+            raise UsageError("test_fraction", test_fraction, text)
+        raise UsageError("held_out", held_out, text)
     if imbalance != 1:
         check_classes(dataset)
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
