@@ -111,6 +111,29 @@ def make(
     def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
         return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
+    whole: Any = PartitionSpec()
+    runs: Any = layout.run_spec
+    specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
+    # `init` runs once, and in a short run `evaluate` seldom.
+    once, often = platforms.quick_to_compile(), platforms.one_thread()
+    seldom = often
+    if experiment.quick_to_compile:
+        once = seldom = often | platforms.quickest_to_compile()
+        often |= platforms.quick_to_compile()
+    return Program(
+        jax.jit(layout.over(init, (), specs), compiler_options=once),
+        jax.jit(
+            layout.over(play, (specs, whole), (specs, runs)),
+            donate_argnums=2,
+            compiler_options=often,
+        ),
+        jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=seldom),
+        *_uncompiled(experiment, layout),
+    )
+
+
+def _uncompiled(experiment: Experiment, layout: Layout) -> tuple[Any, ...]:
+    """Return the functions of a `Program` that are not compiled, from `traffic` on."""
     # Shapes and bytes are counted for one device; more devices do not change them.
     alone = OneRun(experiment, devices.vmapped())
 
@@ -146,29 +169,7 @@ def make(
             lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype), one
         )
 
-    whole: Any = PartitionSpec()
-    runs: Any = layout.run_spec
-    specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
-    # `init` runs once, and in a short run `evaluate` seldom.
-    once, often = platforms.quick_to_compile(), platforms.one_thread()
-    seldom = often
-    if experiment.quick_to_compile:
-        once = seldom = often | platforms.quickest_to_compile()
-        often |= platforms.quick_to_compile()
-    return Program(
-        jax.jit(layout.over(init, (), specs), compiler_options=once),
-        jax.jit(
-            layout.over(play, (specs, whole), (specs, runs)),
-            donate_argnums=2,
-            compiler_options=often,
-        ),
-        jax.jit(layout.over(evaluate, (specs,), runs), compiler_options=seldom),
-        traffic,
-        stored,
-        placed,
-        gathered,
-        shapes,
-    )
+    return traffic, stored, placed, gathered, shapes
 
 
 def _by_shapes(fn: Callable[[Examples, Inputs], T]) -> Callable[[Examples, Inputs], T]:
