@@ -132,7 +132,8 @@ def _work(
     def run_local(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known, fits = plan(shard, plan_key)
-        # On a CPU a client's loop costs nothing after its last step.
+        # On a CPU a client's loop ends with its last step. Elsewhere all clients share the turns, and
+        # a client that has finished waits: its steps change nothing.
         waits = not platforms.on_cpu()
         turns = (_most(num_steps) if known is None else known) if waits else num_steps
 
@@ -146,11 +147,7 @@ def _work(
 
             step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
-            # Or a gradient of another shape would be broadcast.
-            chex.assert_trees_all_equal_shapes(
-                Step(step.grads, step.stats, {}, carry=step.carry),
-                Step(params, stats, {}, carry=local.carry),
-            )
+            _assert_fits(step, local)
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # A zero update, not the old parameters: XLA then fuses the add into the matmul.
             moved = updates, (step.metrics, step.average)
@@ -191,6 +188,14 @@ def _work(
         return _work(change(optimizer), plan)
 
     return Work(init, run, with_optimizer, run_local, momentum, num_steps=num_steps)
+
+
+def _assert_fits(step: Step, local: Local) -> None:
+    """Assert that a step has the shapes of the state, or its gradient would be broadcast."""
+    chex.assert_trees_all_equal_shapes(
+        Step(step.grads, step.stats, {}, carry=step.carry),
+        Step(*local.variables, {}, carry=local.carry),
+    )
 
 
 @jax.custom_batching.custom_vmap
