@@ -132,8 +132,8 @@ def _work(
     def run_local(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known, fits = plan(shard, plan_key)
-        # On a CPU a client's loop ends with its last step. Elsewhere all clients share the turns, and
-        # a client that has finished waits: its steps change nothing.
+        # On a CPU a client's loop ends with its last step. Elsewhere all clients share the turns,
+        # and a client that has finished waits: its steps change nothing.
         waits = not platforms.on_cpu()
         turns = (_most(num_steps) if known is None else known) if waits else num_steps
 
