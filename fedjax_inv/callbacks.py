@@ -66,7 +66,8 @@ class Patience(Callback):
     """Ends the training when no run improves any more.
 
     It ends when for so many evaluations no run has reached a validation score that is better than
-    all of its own before. The networks are those of the last round.
+    all of its own before. The networks are those of the last round. A training that goes on from a
+    checkpoint counts anew.
     """
 
     def __init__(self, evaluations: int) -> None:
