@@ -57,7 +57,7 @@ def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
     resume, progress = checkpoints.Resume(place, best), Progress(title, log)
     callbacks = [resume, log, *watching, best, progress, stop, saved]
     try:
-        # The log tells of what is not finite.
+        # The log marks runs that are not finite, so nothing warns of them here.
         with warnings.catch_warnings(action="ignore", category=NonfiniteWarning):
             fitted = plan.train(callbacks)
     except Diverged as error:

@@ -136,7 +136,7 @@ def prepared(
     places, begun = _places(assembled, folder, in_folders), _begun(assembled)
     # Before the lock, whose file must not lie in another run's folder.
     _finished(assembled, places, begun)
-    if shared is None:  # of several launches, those of a study, `check` comes first
+    if shared is None:  # the rows of a study are resumed without the flag
         there = any((place / "config.json").exists() for place in places.values())
         if config.resume and machine.leads() and not there:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
