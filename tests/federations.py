@@ -274,6 +274,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         ),
     ),
     "moon": (Config(small_normed, epochs, {"penalty": 1.0, "projection": 3, "temperature": 1.0}),),
+    "fedsam": (Config(small_normed, full_batch, {"rho": 0.3, "server_optimizer": _MOMENTUM}),),
     "fedproto": (
         Config(small_normed, epochs, {"penalty": 2.0, "server_optimizer": _MOMENTUM}),
         Config(small_normed, momentum_epochs, {"penalty": 2.0, "share_weights": False}),

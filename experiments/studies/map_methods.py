@@ -58,6 +58,7 @@ LISTED: dict[str, Method] = {
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
     "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
     "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
+    "fedsam": Method("fedsam", "rho", (0.02, 0.1, 0.5)),
     "fedsr": Method("fedsr", "l2r", (0.01, 0.1, 1.0)),
     "fedmix": Method("fedmix", "ratio", (0.05, 0.1, 0.2)),
     "moon": Method("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),

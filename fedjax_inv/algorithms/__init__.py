@@ -29,6 +29,7 @@ LISTED = (
     "fedproto",
     "fedprox",
     "fedpvr",
+    "fedsam",
     "fedsr",
     "fl_games",
     "moon",

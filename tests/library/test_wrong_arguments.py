@@ -69,6 +69,7 @@ def test_rows_of_clients_are_rows_of_the_examples() -> None:
         ("fednova", {"proximal": -1.0}),
         ("fedproto", {"penalty": -1.0}),
         ("fedprox", {"proximal": -1.0}),
+        ("fedsam", {"rho": -1.0}),
         ("fedsr", {"l2r": -1.0}),
         ("fl_games", {"memory": -1}),
         ("moon", {"temperature": 0.0}),
