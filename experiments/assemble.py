@@ -33,7 +33,6 @@ from . import data as data_flags
 from .build import Task
 from .config import Config
 from .errors import flag_error, in_flags
-from .factories import facts
 from .flags import DATA, ENVIRONMENT
 from .grid import Cell
 
@@ -133,7 +132,7 @@ class Assembled(NamedTuple):
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
         num_clients = len(next(iter(self.splits[cell.held_out].values())).domain)
-        number = 1 if facts(cell.algorithm).pooled else num_clients
+        number = 1 if build.facts(self.config, cell.algorithm).pooled else num_clients
         return machine.devices(self.config).streams(number, num_bytes(self.data))
 
     def check_fit(self) -> None:
@@ -162,7 +161,7 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
         plain = freezing.train_only(of, model, trained) if trained else of(model)
         return build.with_rule(config, cell.algorithm, plain)
 
-    made.FACTS = facts(cell.algorithm)  # type: ignore[attr-defined]
+    made.FACTS = build.facts(config, cell.algorithm)  # type: ignore[attr-defined]
     return made
 
 
@@ -278,7 +277,7 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     why = "with --hold=stream"
     if config.hold == "auto":
         why = "as the data do not fit into memory and come from the host (--hold=stream)"
-    if facts(cell.algorithm).pooled:
+    if build.facts(config, cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)
     if config.watch_examples:
@@ -299,7 +298,7 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
     model, hyper = assembled.model, cell.runs[0].hyper
     built = algorithm(config, cell, model, assembled.task, hyper)
     split = next(iter(assembled.splits[cell.held_out].values()))
-    number = 1 if facts(cell.algorithm).pooled else len(split.domain)
+    number = 1 if build.facts(config, cell.algorithm).pooled else len(split.domain)
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     variables = jax.eval_shape(model.init, key, build.sample(assembled.data.x))

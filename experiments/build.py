@@ -24,7 +24,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.objectives import Score
 from fedjax_inv.plan import Evaluations
-from fedjax_inv.types import Algorithm, Array, Cohort, Loss, Model, Tree, Variables, Work
+from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Loss, Model, Tree, Variables, Work
 
 from . import factories, metrics
 from .config import Config
@@ -279,9 +279,15 @@ def task(config: Config, kind: str) -> Task:
 # The algorithms and their settings.
 
 
+def facts(config: Config, name: str) -> Facts:
+    """The facts of an algorithm; with --pooled it trains on all examples at once."""
+    found = factories.facts(name)
+    return found._replace(pooled=found.pooled or config.pooled)
+
+
 def is_pooled(config: Config) -> bool:
     """Whether all algorithms train on all examples at once."""
-    return all(factories.facts(name).pooled for name in config.algorithm)
+    return all(facts(config, name).pooled for name in config.algorithm)
 
 
 def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:

@@ -286,6 +286,7 @@ flags.DEFINE_float(
     **_SHARE,
 )
 flags.DEFINE_float("wrong_clients", 0.5, "The part of clients that this concerns.", **_PART)
+flags.DEFINE_bool("pooled", False, "Whether one client trains on the examples of all, as erm does.")
 PARTITION = _section()
 
 # The local training of clients, and the server's optimizer.

@@ -138,6 +138,16 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
     assert not averaged.present.all()
 
 
+def test_any_algorithm_trains_on_pooled_examples_as_erm_does() -> None:
+    flags = dict(rounds=1, widths=(2,), seeds=(0,), held_out="0")
+    results = []
+    for more in (dict(algorithm=("erm",)), dict(algorithm=("fedavg",), pooled=True)):
+        assembled = assemble.assemble(config.of(**flags, **more))
+        fitted = assembled.plan(assembled.cells[0]).train()
+        results.append(dict(fitted.history.values))
+    chex.assert_trees_all_close(*results, rtol=1e-6)
+
+
 @pytest.mark.parametrize("partition", ["shards", "quantity"])
 def test_partitions_deal_the_training_examples(partition: str) -> None:
     more: dict[str, Any] = {"shards": dict(classes_per_client=1), "quantity": dict(alpha=1.0)}
