@@ -91,8 +91,8 @@ class Assembled(NamedTuple):
         order, y = np.asarray(split.train.order), np.asarray(self.data.y)
         labels = dataset.y.copy()
         labels[self.source[order]] = y[order]
-        train, valid, test = (each._replace(order=self.source[order]) for each in split[:3])
-        return dataset._replace(y=labels), split._replace(train=train, valid=valid, test=test)
+        seen = split.replaced(lambda each: each._replace(order=self.source[order]))
+        return dataset._replace(y=labels), seen
 
     def scaling(self, held_out: str | None) -> Mapping[int, Scaling] | None:
         """The shift and scale of the network's inputs, by seed; None if it has none."""

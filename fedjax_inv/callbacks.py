@@ -65,23 +65,27 @@ def of(callbacks: Iterable[Callback | Callable[[Fitted], object]]) -> list[Callb
 class Patience(Callback):
     """Ends the training when no run improves any more.
 
-    It ends when for so many evaluations no run has reached a validation score that is better than
-    all of its own before. The networks are those of the last round. A training that goes on from a
-    checkpoint counts anew.
+    It ends when for so many evaluations no run has reached a score that is better than all of its
+    own before: of validation, or with `score="unseen_domain_score"` of a domain that no client has.
+    The networks are those of the last round. A training that goes on from a checkpoint counts anew.
     """
 
-    def __init__(self, evaluations: int) -> None:
+    def __init__(self, evaluations: int, score: str = "valid_score") -> None:
         checks.integer("evaluations", evaluations)
-        self._evaluations = evaluations
+        self._evaluations, self._score = evaluations, score
 
     def begin(self, fitted: Fitted) -> None:
-        if not np.asarray(fitted.plan.inputs.valid.size).any(1).all():
+        inputs = fitted.plan.inputs
+        watched = {"valid_score": inputs.valid}
+        watched |= {f"{name}_score": shards for name, shards in inputs.unseen.items()}
+        checks.one_of("score", self._score, watched)
+        if not np.asarray(watched[self._score].size).any(1).all():
             raise UsageError("validation", ..., "must leave examples for Patience to watch")
         self._best = np.full(len(fitted.runs), -np.inf)
         self._since = np.zeros(len(fitted.runs), int)
 
     def evaluated(self, fitted: Fitted) -> object:
-        now = fitted.plan.task.score.rank(fitted.latest["valid_score"])
+        now = fitted.plan.task.score.rank(fitted.latest[self._score])
         self._since = np.where(now > self._best, 0, self._since + 1)
         self._best = np.fmax(self._best, now)
         return "patience" if (self._since >= self._evaluations).all() else ""

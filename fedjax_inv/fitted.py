@@ -26,7 +26,8 @@ class History:
     """The evaluations of R runs, each after a segment of rounds.
 
     `history[name]` is an array [R, E]. Names are "valid_score" and "valid_loss" if there are
-    examples for validation, "test_score" and "test_loss" if there are examples for a test, and
+    examples for validation, "test_score" and "test_loss" if there are examples for a test,
+    "unseen_domain_score" and the like for each of `data.federation.UNSEEN` that the split has, and
     "train_loss" and the like for each metric that the algorithm reports: its mean over the local
     steps, clients and rounds of the segment, NaN if nobody took part.
     """
@@ -323,7 +324,7 @@ def _values(outcome: Outcome, *, drops: bool) -> dict[str, np.ndarray]:
         count = counts.sum(1)
         mean = np.where(counts, of_rounds, 0).sum(1) / np.maximum(count, 1)
         values[f"train_{name}"] = np.where(count > 0, mean, np.nan)
-    for kind, scores in (("valid", outcome.valid), ("test", outcome.test)):
+    for kind, scores in {"valid": outcome.valid, "test": outcome.test, **outcome.unseen}.items():
         size = np.asarray(scores.size)
         if size.any():
             count = size.sum(1)

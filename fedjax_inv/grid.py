@@ -56,6 +56,7 @@ class Inputs(NamedTuple):
     variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
+    unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
 
 
 def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
@@ -149,6 +150,9 @@ def inputs(
         variables=by_run(variables),
         detailed=detailed,
         scaling=by_run(scaling),
+        unseen={
+            name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
+        },
     )
 
 

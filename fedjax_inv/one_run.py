@@ -48,11 +48,12 @@ class Experiment(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The scores of a state on the training, the validation and the test examples."""
+    """The scores of a state on the training, the validation, the test and other examples."""
 
     train: evaluation.Scores  # each [1]: all clients pooled
     valid: evaluation.Scores  # each [G]
     test: evaluation.Scores  # each [1]
+    unseen: Mapping[str, evaluation.Scores]  # by the names of `Inputs.unseen`, each [1]
 
 
 class DetailedScores(NamedTuple):
@@ -92,6 +93,7 @@ class Outcome(NamedTuple):
     test: evaluation.Scores  # each [1]
     stops: stopping.Stops
     detailed: DetailedScores | None = None
+    unseen: Mapping[str, evaluation.Scores] = {}  # by the names of `Inputs.unseen`, each [1]
 
 
 Shards = ClientShards | SharedExamples
@@ -197,11 +199,14 @@ class OneRun(NamedTuple):
     def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         sets = self.held_out(inputs)
+        num_held_out = len(sets)
         if inputs.detailed is not None:
             # A personal algorithm serves each client with the client's own state.
             by_class, shards = inputs.detailed
             sets += [(by_class, False), (shards, not self.experiment.pooled)]
-        valid, test, *detailed = self.evaluate_each(data, inputs, training.state, sets)
+        found = self.evaluate_each(data, inputs, training.state, sets)
+        valid, test, *unseen = found[:num_held_out]
+        detailed = found[num_held_out:]
         exchanges = len(self.algorithm(inputs).exchanges)
         return Outcome(
             metrics={},
@@ -212,6 +217,7 @@ class OneRun(NamedTuple):
             test=test,
             stops=training.stops,
             detailed=DetailedScores(*detailed) if detailed else None,
+            unseen=dict(zip(inputs.unseen, unseen, strict=True)),
         )
 
     def watch(
@@ -248,12 +254,14 @@ class OneRun(NamedTuple):
     ) -> Scores:
         """Return all scores of a state; they are arbitrary unless they are needed, [] bool."""
         sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
-        train, valid, test = self.evaluate_each(data, inputs, state, sets, needed)
-        return Scores(self.pooled(train), self.by_group(inputs, valid), test)
+        train, valid, test, *others = self.evaluate_each(data, inputs, state, sets, needed)
+        unseen = dict(zip(inputs.unseen, others, strict=True))
+        return Scores(self.pooled(train), self.by_group(inputs, valid), test, unseen)
 
     def held_out(self, inputs: Inputs) -> Sets:
-        """Return the validation clients and the test client, as `evaluate_each` takes them."""
-        return [(inputs.valid, not self.experiment.pooled), (inputs.test, False)]
+        """Return the validation clients, the test client and the unseen, for `evaluate_each`."""
+        unseen: Sets = [(each, False) for each in inputs.unseen.values()]
+        return [(inputs.valid, not self.experiment.pooled), (inputs.test, False), *unseen]
 
     def by_group(self, inputs: Inputs, valid: evaluation.Scores) -> evaluation.Scores:
         """Return the scores of the validation groups [G] from those of the validation clients."""

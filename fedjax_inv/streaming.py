@@ -160,12 +160,12 @@ class _Parts:
     ) -> None:
         self._source, self._cohorts, self._layout = source, cohorts, layout
         self._train = _Shards(*map(np.asarray, inputs.train[:3]))
-        held_out = inputs.valid, inputs.test, inputs.detailed
+        held_out = inputs.valid, inputs.test, inputs.detailed, inputs.unseen
         shards, self._structure = jax.tree.flatten(held_out, is_leaf=devices.is_shards)
         self._kinds = [type(each) for each in shards]
         self._held_out = [_Shards(*map(np.asarray, each)) for each in shards]
         none: Any = ()
-        others = inputs._replace(train=none, valid=none, test=none, detailed=None)
+        others = inputs._replace(train=none, valid=none, test=none, detailed=None, unseen={})
         # From the host, or a part would wait for the rounds on the devices that compute them.
         self._inputs = others if layout.mesh is None else jax.device_get(others)
         self._thread = ThreadPoolExecutor(1, "reads-examples")
@@ -259,8 +259,9 @@ class _Parts:
             for run, order in enumerate(each.order):
                 begin[run] = rows.add(run, order, each.start[run] + skip[run], taken[run])
             held_out.append(kind(rows.order, begin, taken))
-        valid, test, detailed = jax.tree.unflatten(self._structure, held_out)
-        return self._placed(rows.numbers, valid=valid, test=test, detailed=detailed)
+        names = ("valid", "test", "detailed", "unseen")
+        shards = dict(zip(names, jax.tree.unflatten(self._structure, held_out), strict=True))
+        return self._placed(rows.numbers, **shards)
 
 
 def _window(size: np.ndarray, number: int, count: int, blocks: int) -> tuple[Any, Any]:

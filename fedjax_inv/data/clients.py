@@ -226,6 +226,9 @@ def of_dataset(
     partition: Partition | None = None,
     held_out: str | None = None,
     validation: float = 0.0,
+    validate: str | None = None,
+    held_out_clients: float = 0.0,
+    partition_seed: int | None = None,
 ) -> Callable[[Sequence[int]], Splits]:
     """Return seeds -> the examples of a data set and its splits, as `fit` takes them.
 
@@ -236,28 +239,42 @@ def of_dataset(
       held_out: the name of the domain that is held out for the test, or None.
       validation: as in `federation.split`, whose seeds are larger by 2**31: they differ from
         the seeds with which the data set's domains may have been drawn.
+      validate: the name of another domain that no client has, to select by, or None.
+      held_out_clients: the part of the clients, drawn, that training never sees.
+      partition_seed: seeds who holds what in all runs; None: each run's own seed does.
     """
     check_dataset(dataset)
     checks.real("validation", validation, 0, 1)
+    checks.real("held_out_clients", held_out_clients, 0, 1)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):
         warnings.warn(text, stacklevel=3)
     data = federations.examples_on_host(x, y)
-    deal = partition or _by_user_or_domain(dataset, held_out)
-    split = functools.partial(federations.split, held_out=held_out, validation=validation)
+    deal = partition or _by_user_or_domain(dataset, held_out, validate)
+
+    split = functools.partial(
+        federations.split,
+        held_out=held_out,
+        validation=validation,
+        validate=validate,
+        held_out_clients=held_out_clients,
+    )
 
     def of_seeds(seeds: Sequence[int]) -> Splits:
-        dealt = {seed: split(dataset, data, deal, seed=seed + 2**31) for seed in seeds}
-        return Splits(data, dealt, render=dataset.render)
+        at = {seed: seed if partition_seed is None else partition_seed for seed in seeds}
+        dealt = {each: split(dataset, data, deal, seed=each + 2**31) for each in {*at.values()}}
+        return Splits(data, {seed: dealt[at[seed]] for seed in seeds}, render=dataset.render)
 
     return of_seeds
 
 
-def _by_user_or_domain(dataset: Dataset, held_out: str | None) -> Partition:
-    """Return the partition in which each user, or else each domain, is a client."""
-    present = ~dataset.test
-    if held_out in dataset.domains:
-        present &= dataset.domain != dataset.domains.index(str(held_out))
+def _by_user_or_domain(dataset: Dataset, *held_out: str | None) -> Partition:
+    """Return the partition in which each user, or else each domain, is a client.
+
+    `held_out` are domains that no client has, or None.
+    """
+    others = [at for at, name in enumerate(dataset.domains) if name in held_out]
+    present = ~dataset.test & ~np.isin(dataset.domain, others)
     of = dataset.domain if dataset.user is None else dataset.user
     users = np.unique(of[present])
     if len(users) < 2:

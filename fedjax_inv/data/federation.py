@@ -15,6 +15,8 @@ from fedjax_inv.data.dataset import Dataset, Originals, check_classes, originals
 from fedjax_inv.types import Array, Examples, Federation, Tree, Variables
 
 BY_CLASS = ("dirichlet", "shards")  # partitions that need classes
+# What is evaluated beside the test: a domain to select by, and clients that training never sees.
+UNSEEN = ("unseen_domain", "unseen_clients")
 # (rows to deal [m], generator) -> one array of rows per client
 Partition = Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]
 
@@ -28,6 +30,14 @@ class Split(NamedTuple):
     domain: np.ndarray  # [C] int32, the domain of a training client, -1 if it holds several
     test_domain: np.ndarray  # [1] int32, the held-out domain, -1 for none
     domains: tuple[str, ...]
+    # Further examples that no client holds, by names of `UNSEEN`: each a federation of one client
+    unseen: Mapping[str, Federation] = {}
+
+    def replaced(self, of: Callable[[Federation], Federation]) -> "Split":
+        """Return the split with each federation replaced by a function of it."""
+        unseen = {name: of(each) for name, each in self.unseen.items()}
+        train, valid, test = map(of, (self.train, self.valid, self.test))
+        return self._replace(train=train, valid=valid, test=test, unseen=unseen)
 
 
 class Splits(NamedTuple):
@@ -187,6 +197,8 @@ def split(
     test_fraction: float = 0.2,
     first_row: int = 0,
     imbalance: float = 1.0,
+    validate: str | None = None,
+    held_out_clients: float = 0.0,
 ) -> Split:
     """Hold out a test client, deal the other examples to clients, and hold out some of each.
 
@@ -209,14 +221,24 @@ def split(
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
         deal, and no client holds the rest.
+      validate: the name of another domain that no client has, `unseen["unseen_domain"]`, or None.
+      held_out_clients: the part of the clients, drawn, that do not train; all of their examples are
+        `unseen["unseen_clients"]`. Their number is rounded, but at least 1 unless the part is 0.
     """
     if held_out is not None:
         checks.one_of("held_out", held_out, dataset.domains)
+    if validate is not None:
+        checks.one_of("validate", validate, [x for x in dataset.domains if x != held_out])
     rng = np.random.default_rng(seed)
     whole = originals(dataset)
     _check_together(dataset, whole)
-    is_test = _is_test(dataset, whole.rows, held_out, test_fraction, rng)
-    to_deal = whole.rows[~is_test & ~dataset.test[whole.rows]]
+    rows = whole.rows
+    unseen: dict[str, np.ndarray] = {}
+    if validate is not None:
+        is_unseen = dataset.domain[rows] == dataset.domains.index(validate)
+        rows, unseen["unseen_domain"] = rows[~is_unseen], rows[is_unseen]
+    is_test = _is_test(dataset, rows, held_out, test_fraction, rng)
+    to_deal = rows[~is_test & ~dataset.test[rows]]
     if not is_test.any() or not len(to_deal):
         is_drawn = held_out is None and not dataset.test.any()
         text = f"leaves no examples to {'train on' if is_test.any() else 'test by'}"
@@ -228,24 +250,49 @@ def split(
         labels, num_classes = dataset.y[to_deal], len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
     parts = _checked(partition(to_deal, rng), to_deal)
+    if held_out_clients:
+        parts, apart = _drawn_apart(parts, held_out_clients, rng)
+        unseen["unseen_clients"] = np.concatenate(apart)
     train, valid, domain = [], [], []
     for part in parts:
-        rows = rng.permutation(part)
-        is_valid = np.arange(len(rows)) < validation_size(len(rows), validation)
+        mine = rng.permutation(part)
+        is_valid = np.arange(len(mine)) < validation_size(len(mine), validation)
         if dataset.valid is not None:
-            is_valid = dataset.valid[rows]
-        valid.append(_with_copies(rows[is_valid], whole, rng))
-        train.append(_with_copies(rows[~is_valid], whole, rng))
-        domains = np.unique(dataset.domain[rows])
+            is_valid = dataset.valid[mine]
+        valid.append(_with_copies(mine[is_valid], whole, rng))
+        train.append(_with_copies(mine[~is_valid], whole, rng))
+        domains = np.unique(dataset.domain[mine])
         domain.append(domains[0] if len(domains) == 1 else -1)
     # The order of the test does not depend on the seed, and so neither do its first examples.
     of_test = np.random.default_rng(0)
-    tested = _with_copies(of_test.permutation(whole.rows[is_test]), whole, of_test)
+    tested, *others = (
+        _with_copies(of_test.permutation(each), whole, of_test)
+        for each in (rows[is_test], *unseen.values())
+    )
     index = -1 if held_out is None else dataset.domains.index(held_out)
     domains, test_domain = np.array(domain, np.int32), np.array([index], np.int32)
-    roles = [train, valid, [tested]]
-    trains, valids, test = _in_one_order(data, roles, len(dataset.y), first_row)
-    return Split(trains, valids, test, domains, test_domain, dataset.domains)
+    roles = [train, valid, [tested], *([each] for each in others)]
+    trains, valids, test, *more = _in_one_order(data, roles, len(dataset.y), first_row)
+    never_seen = dict(zip(unseen, more, strict=True))
+    return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen)
+
+
+def num_held_out(num_clients: int, share: float) -> int:
+    """Return how many of the clients do not train: about `share` of them, at least 1 above 0."""
+    return max(1, round(share * num_clients)) if share else 0
+
+
+def _drawn_apart(
+    parts: list[np.ndarray], share: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return (the parts of the clients that train, those of the clients that are held out)."""
+    count = num_held_out(len(parts), share)
+    if count >= len(parts):
+        text = f"leaves none of {len(parts)} clients to train; must be smaller"
+        raise UsageError("held_out_clients", share, text)
+    drawn = {*rng.permutation(len(parts))[:count].tolist()}
+    kept = [part for client, part in enumerate(parts) if client not in drawn]
+    return kept, [parts[client] for client in sorted(drawn)]
 
 
 def _is_test(

@@ -122,7 +122,4 @@ def _extended(data: Examples, source: np.ndarray, labels: np.ndarray) -> Example
 def _on(split: Split, data: Examples, order: np.ndarray) -> Split:
     """The split with other data, in another order."""
     on_device = jax.device_put(order)
-    train, valid, test = (
-        each._replace(data=data, order=on_device) for each in (split.train, split.valid, split.test)
-    )
-    return split._replace(train=train, valid=valid, test=test)
+    return split.replaced(lambda each: each._replace(data=data, order=on_device))

@@ -92,11 +92,26 @@ def test_the_clients_of_a_data_set_are_its_users_or_domains() -> None:
     assert found.domain.tolist() == [0, 1]
     assert federation.parts_of(found.test)[0].size == 16
     assert split(DATASET, None).train.num_clients == 3
+    selected = clients.of_dataset(DATASET, validate="north")([0]).of_seed[0]
+    assert selected.domain.tolist() == [1, 2]
     users = DATASET._replace(user=(np.arange(48) % 4).astype(np.int32))
     assert split(users, None).train.num_clients == 4
     alone = DATASET._replace(domain=np.zeros(48, np.int32), domains=("all",))
     with pytest.raises(UsageError, match="partition"):
         split(alone, None)
+
+
+def test_a_seed_may_fix_who_holds_what_in_all_runs() -> None:
+    iid = federation.partitioner("iid", DATASET, 4)
+
+    def rows(**how: Any) -> list[list[list[int]]]:
+        made = clients.of_dataset(DATASET, partition=iid, held_out_clients=0.2, **how)
+        of_seeds = made([1, 2]).of_seed.values()
+        return [[part.tolist() for part in federation.parts_of(each.train)] for each in of_seeds]
+
+    (one, two), fixed = rows(), rows(partition_seed=2)
+    assert one != two
+    assert fixed == [two, two]
 
 
 def test_clients_are_not_the_environments_that_were_drawn_with_their_seed() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 import federations
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources
 from fedjax_inv.types import Federation
 
@@ -104,6 +105,49 @@ def test_split_deals_every_row_to_one_place(name, held_out, num_test):
         np.testing.assert_array_equal(other.order, result.train.order)
     assert (result.train.num_clients, result.valid.num_clients) == (4, 4)
     assert result.test.num_clients == 1
+
+
+@pytest.mark.parametrize("held_out", [None, "d1"])
+@pytest.mark.parametrize("num_test", [0, 30])
+def test_what_is_unseen_is_in_no_other_place(held_out, num_test):
+    dataset = make_dataset(num=160, num_domains=4, num_test=num_test)
+    dataset = dataset._replace(user=(np.arange(160) % 9).astype(np.int32))
+    how = {"held_out": held_out, "validate": "d2", "held_out_clients": 0.3}
+    result = split(dataset, "user", 9, **how)
+    assert (result.train.num_clients, len(result.domain)) == (6, 6)
+    unseen = {name: all_rows(each) for name, each in result.unseen.items()}
+    assert {*unseen} == {*federation.UNSEEN}
+    np.testing.assert_array_equal(
+        np.sort(unseen["unseen_domain"]), np.flatnonzero(dataset.domain == 2)
+    )
+    of_clients = [all_rows(each) for each in (result.train, result.valid)]
+    users, others = (dataset.user[rows] for rows in (unseen["unseen_clients"], of_clients[0]))
+    assert (len({*users}), len({*others}), {*users} & {*others}) == (3, 6, set())
+    dealt = np.concatenate([*of_clients, all_rows(result.test), *unseen.values()])
+    assert len(np.unique(dealt)) == len(dealt)
+    if held_out is None:
+        assert len(dealt) == 160  # nobody is left out
+    # Who is held out depends on the seed; the others do not depend on whether anybody is.
+    drawn = {
+        frozenset(
+            dataset.user[
+                all_rows(split(dataset, "user", 9, **how | {"seed": seed}).unseen["unseen_clients"])
+            ]
+        )
+        for seed in range(5)
+    }
+    assert len(drawn) > 1
+    alone = split(dataset, "user", 9, **how | {"held_out_clients": 0.0})
+    np.testing.assert_array_equal(all_rows(alone.test), all_rows(result.test))
+
+
+def test_a_domain_to_select_by_is_none_that_trains_or_tests():
+    dataset = make_dataset()
+    for domain in ("d1", "no such domain"):
+        with pytest.raises(UsageError, match="validate"):
+            split(dataset, held_out="d1", validate=domain)
+    with pytest.raises(UsageError, match="held_out_clients"):
+        split(dataset, num_clients=1, held_out_clients=0.5)
 
 
 def test_split_names_the_domain_of_each_client():

@@ -240,7 +240,7 @@ def test_patience_waits_for_all_runs() -> None:
     scores = [(0.5, 0.5), (0.6, 0.4), (0.5, 0.5), (0.5, 0.6), (0.6, 0.6), (0.6, 0.6), (1, 1)]
 
     def last(evaluations: int, score: objectives.Score) -> int:
-        inputs = SimpleNamespace(valid=SimpleNamespace(size=np.ones((2, 1))))
+        inputs = SimpleNamespace(valid=SimpleNamespace(size=np.ones((2, 1))), unseen={})
         made = SimpleNamespace(inputs=inputs, task=SimpleNamespace(score=score))
         patience, number = Patience(evaluations), 0
         so_far: Any = SimpleNamespace(plan=made, runs=(0, 1))
@@ -255,6 +255,22 @@ def test_patience_waits_for_all_runs() -> None:
     assert last(4, objectives.SCORES["squared_error"]) == 6  # lower is better
     with pytest.raises(UsageError, match="validation"):
         fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"callbacks": [Patience(2)]})
+    with pytest.raises(UsageError, match="score"):
+        fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"callbacks": [Patience(2, "test_score")]})
+
+
+def test_patience_watches_a_domain_that_no_client_has() -> None:
+    """Without a rate no evaluation is better than the first."""
+    domain = (np.arange(48) % 4).astype(np.int32)
+    whole = Dataset(X, Y, ("a", "b"), domain, tuple("nesw"), np.zeros(48, bool))
+    data = clients.of_dataset(whole, held_out="n", validate="e")
+    flat = FLAT | {"rounds": 5, "learning_rate": 1e-20, "evaluations": 1}
+    flat["devices"] = Devices(1, stream=True)
+    patience = Patience(2, "unseen_domain_score")
+    found = fit(fedavg.fedavg, MODEL, data, **flat | {"callbacks": [patience]})
+    assert (found.stopped, found.round) == ("patience", 3)
+    expected = found.evaluate(X[domain == 1], Y[domain == 1])
+    np.testing.assert_allclose(found.history["unseen_domain_loss"][:, -1], expected.loss, rtol=1e-5)
 
 
 def test_a_clip_of_0_in_a_grid_clips_nothing() -> None:

@@ -31,6 +31,7 @@ from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
 SEEDS = (3, 1, 8)
+DOMAINS = ("north", "east", "south", "west")
 # Five, which no chunk of two divides.
 RUNS = program.grid(SEEDS, learning_rate=(0.3, 0.1), momentum=(0.5,))[:5]
 R = len(RUNS)
@@ -54,17 +55,17 @@ def algorithm(hyper: Any) -> Algorithm:
 
 
 def dataset() -> Dataset:
-    """Three classes in noise, and three domains."""
+    """Three classes in noise, and four domains."""
     rng = np.random.default_rng(0)
-    y = rng.integers(0, K, 60).astype(np.int32)
-    x = (np.eye(4)[y] + 0.7 * rng.normal(size=(60, 4))).astype(np.float32)
-    domain = (np.arange(60) % 3).astype(np.int32)
-    return Dataset(x, y, tuple("abc"), domain, ("north", "east", "south"), np.zeros(60, bool))
+    y = rng.integers(0, K, 80).astype(np.int32)
+    x = (np.eye(4)[y] + 0.7 * rng.normal(size=(80, 4))).astype(np.float32)
+    domain = (np.arange(80) % 4).astype(np.int32)
+    return Dataset(x, y, tuple("abc"), domain, tuple(DOMAINS), np.zeros(80, bool))
 
 
 @functools.cache
 def world() -> tuple[Any, dict[int, federation.Split]]:
-    """Return the examples and a split of each seed: two domains train, one is held out."""
+    """Return the examples and a split of each seed: two domains train, two are held out."""
     whole = dataset()
     data = federation.examples(whole.x, whole.y)
 
@@ -73,10 +74,8 @@ def world() -> tuple[Any, dict[int, federation.Split]]:
         of_domains = (rows[whole.domain[rows] == domain] for domain in range(2))
         return [part for mine in of_domains for part in np.split(rng.permutation(mine), [5])]
 
-    splits = {
-        seed: federation.split(whole, data, partition, held_out="south", seed=seed, validation=0.3)
-        for seed in SEEDS
-    }
+    how: dict[str, Any] = {"held_out": "south", "validate": "west", "validation": 0.3}
+    splits = {seed: federation.split(whole, data, partition, seed=seed, **how) for seed in SEEDS}
     return data, splits
 
 
@@ -177,11 +176,11 @@ def test_every_run_is_what_it_is_alone() -> None:
 
     @jax.jit
     def alone(hyper: Tree, state: rounds.State, cohorts: Cohort, everybody: Tree) -> Tree:
-        train, valid, test = everybody
+        train, valid, test, unseen = everybody
         state, reports = rounds.run(algorithm(hyper), state, cohorts, train, axis=devices.vmapped())
         scores = [
             evaluation.evaluate(algorithm(hyper), state, examples, seen=seen)
-            for examples, seen in ((train, True), (valid, True), (test, False))
+            for examples, seen in ((train, True), (valid, True), (test, False), (unseen, False))
         ]
         return state, reports, scores
 
@@ -189,7 +188,8 @@ def test_every_run_is_what_it_is_alone() -> None:
         split = splits[run.seed]
         state, mine = tree.take(start.state, index), tree.take(cohorts(), index)
         state = state._replace(key=jax.random.wrap_key_data(state.key))
-        state, (report,), scores = plain(alone(run.hyper, state, mine, split[:3]))
+        everybody = *split[:3], split.unseen["unseen_domain"]
+        state, (report,), scores = plain(alone(run.hyper, state, mine, everybody))
         training, outcome = tree.take(result()[-1], index)
         assert_close(training.state, state)
         # Means over the clients that took part, weighted by their examples.
@@ -198,8 +198,9 @@ def test_every_run_is_what_it_is_alone() -> None:
         expected = [t / w if w else np.nan for t, w in zip(total, weights.sum(1), strict=True)]
         np.testing.assert_allclose(outcome.metrics["loss"], expected, rtol=1e-4)
         assert_equal(outcome.attended[:, 0], report.present[T:].sum(1).astype(np.int32))
-        train, valid, test = scores
+        train, valid, test, unseen = scores
         assert_close(outcome.test, test)
+        assert_close(outcome.unseen, {"unseen_domain": unseen})
         for group in range(2):
             among = split.domain == group
             size = valid.size[among]
