@@ -11,7 +11,7 @@ Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation"
 there over domains, in every gradient step, with the sum of the losses; here over clients, all with
 the same weight, with their mean, and with a factor that holds for a round. One full-batch step of
 m clients is the paper's with m times beta and 1 / m of the rate. The authors' code for two domains
-has (R_1 - R_2)^2, which is four times the variance, after a warm-up.
+has (R_1 - R_2)^2, which is four times the variance, after a warm-up, and then divides by beta.
 """
 
 from typing import NamedTuple
@@ -57,6 +57,8 @@ def vrex(
     work: Work,
     *,
     beta: float | Array = 1.0,
+    warmup_rounds: int = 0,
+    scale_loss: bool = False,
     loss_batch_size: int = 64,
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
@@ -65,9 +67,12 @@ def vrex(
 
     Args:
       beta: weight of the variance; 0 is FedAvg with weighting="uniform".
+      warmup_rounds: rounds before the variance counts.
+      scale_loss: whether the objective is divided by max(1, beta).
       loss: the objective of local training, and R.
     """
     checks.real("beta", beta)
+    checks.integer("warmup_rounds", warmup_rounds, 0)
     checks.integer("loss_batch_size", loss_batch_size)
     risk_gradient = averaging.gradient(model, loss)
 
@@ -82,7 +87,9 @@ def vrex(
         return server._replace(side=mean)
 
     def gradient_from(visit: Visit) -> GradFn:
-        weight = factor(visit.own.risk, visit.message.side, beta)
+        now = jnp.where(visit.round < warmup_rounds, 0, beta)
+        weight = factor(visit.own.risk, visit.message.side, now)
+        weight /= jnp.maximum(1, now) if scale_loss else 1
         # A loss that was dropped, for example because it was NaN, left an older state.
         weight = jnp.where(visit.own.round == visit.round, weight, 1)
 

@@ -39,6 +39,30 @@ def test_vrex_is_fedavg_with_factors() -> None:
         assert smallest < 0
 
 
+def test_the_variance_counts_after_the_warm_up_and_may_be_divided_by_its_weight() -> None:
+    beta = 8.0
+    with jax.enable_x64(True):
+        held, everyone = linear.held(), [range(len(linear.SIZES))] * 2
+        late = vrex.vrex(linear.MODEL, linear.work(1), beta=beta, warmup_rounds=1, scale_loss=True)
+        _, first, second = linear.run(late, held, everyone)
+        examples = [each for each in linear.examples_of(held) if len(each[1])]
+
+        def expected(w: Any, of: float) -> Any:
+            risks = np.array([linear.risk(w, each) for each in examples])
+            factors = (1 + 2 * of * (risks - risks.mean())) / max(1, of)
+            moved = [
+                linear.trained(
+                    w, each, num_steps=1, change=lambda grads, now, f=f: [f * g for g in grads]
+                )
+                for each, f in zip(examples, factors, strict=True)
+            ]
+            return [a + d for a, d in zip(w, linear.mean(moved, np.ones(len(moved))), strict=True)]
+
+        start = linear.weights_of(linear.run(late, held, [])[0])
+        linear.assert_weights(first, expected(start, 0.0))
+        linear.assert_weights(second, expected(linear.weights_of(first), beta))
+
+
 def test_one_full_step_descends_mean_and_variance() -> None:
     """By the derivative of mean R + beta Var R."""
     with jax.enable_x64(True):
