@@ -223,7 +223,7 @@ class Task(NamedTuple):
     def measure(self) -> Measure:
         """How to read the score."""
         score = self.score
-        found = Measure(score.name, score.higher_is_better, score.is_share)
+        found = Measure(score.name, score.higher_is_better, score.is_share, score.is_worst)
         return ACCURACY if found == ACCURACY else found
 
 

@@ -124,8 +124,9 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "score",
     "auto",
-    "What selects rounds and hyperparameters: accuracy for classes; label_accuracy or exact_match "
-    "for labels; absolute_error or squared_error for values; or package.module:name of a function "
+    "What selects rounds and hyperparameters: accuracy, balanced_accuracy, macro_f1 or worst_group "
+    "(the lowest accuracy of a class in a domain) for classes; label_accuracy or exact_match for "
+    "labels; absolute_error or squared_error for values; or package.module:name of a function "
     "(higher is better) or of a fedjax_inv.objectives.Score. auto: the first.",
 )
 
@@ -494,7 +495,7 @@ flags.DEFINE_enum(
 flags.DEFINE_bool("tensorboard", False, "Also write evaluations as events, by tensorboardX.")
 METRICS = {
     "balanced_accuracy": "the mean of the accuracies on each class",
-    "f1": "the mean F1 of the classes that occur, or of the labels",
+    "f1": "the mean F1 of the classes that occur or are predicted, or of the labels",
     "auroc": "the area under the ROC curve, the mean over classes against the rest, or over labels",
     "average_precision": "the same of average precision",
     "calibration_error": "the expected calibration error in 15 bins",

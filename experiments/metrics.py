@@ -21,6 +21,7 @@ class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     name: str = "accuracy"
     higher_is_better: bool = True
     is_share: bool = True  # whether it is a part of 1, shown in percent
+    is_worst: bool = False  # whether that of several domains is the lowest, not the mean
 
     @property
     def percent(self) -> str:
@@ -101,8 +102,7 @@ def _sklearn() -> Any:
 def _f1(of: Predictions) -> float:
     scores = _sklearn().f1_score
     if of.kind == "classes":
-        occurring = np.unique(of.y)
-        return scores(of.y, of.predicted, labels=occurring, average="macro", zero_division=0)
+        return scores(of.y, of.predicted, average="macro")
     pairs = zip(of.truth.T, of.predicted.T, strict=True)
     return float(np.mean([scores(*pair, zero_division=0) for pair in pairs]))
 

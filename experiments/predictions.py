@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedjax_inv import program
+from fedjax_inv import objectives, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
@@ -171,7 +171,7 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
 
     def of_one(outputs: Any, y: Any) -> tuple[Any, Any]:
         arguments = outputs[None], y[None], jnp.ones(1, bool)
-        return task.score.function(*arguments), task.loss(*arguments)
+        return task.score.of_domains()(*arguments), task.loss(*arguments)
 
     of_batch = jax.jit(jax.vmap(of_one))
 
@@ -183,6 +183,24 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
     return scores
 
 
+@functools.cache
+def counter(task: Task) -> Callable[[np.ndarray, np.ndarray], float] | None:
+    """A function from outputs [M, K] and targets [M] to their score; None: a mean of theirs."""
+    score = task.score.of_domains()
+    if not isinstance(score, objectives.Counts):
+        return None
+    add, finish = jax.jit(score.add), score.finish
+
+    def counted(outputs: np.ndarray, y: np.ndarray) -> float:
+        which = batches(len(y))
+        real = np.arange(which.size).reshape(which.shape) < len(y)
+        parts = zip(which, real, strict=True)
+        sums = [np.asarray(add(outputs[some], y[some], mask, None)) for some, mask in parts]
+        return float(finish(np.sum(sums, 0)))
+
+    return counted
+
+
 def rows(
     of: Predicted, task: Task, classes: Sequence[str], asked: Collection[str] = ()
 ) -> list[dict[str, Any]]:
@@ -191,12 +209,14 @@ def rows(
     classes: their names. asked: names of metrics; one that is not defined is None.
     """
     found: list[dict[str, Any]] = []
-    each = scorer(task)(of.outputs, of.y)
+    each, counted = scorer(task)(of.outputs, of.y), counter(task)
 
     def add(
         by: str, name: str, some: Any, outputs: Any, scores: pd.DataFrame, **about: str
     ) -> None:
         means = {"examples": len(some), **scores.iloc[some].mean().to_dict()}
+        if counted:
+            means["score"] = counted(outputs[some], of.y[some])
         measured = metrics.values(asked, Predictions(task.kind, of.y[some], outputs[some]))
         found.append({"by": by, "name": name, **about, **means, **measured})
 

@@ -1,6 +1,8 @@
 """Scores and losses of each client, also of clients never seen, and their means by group."""
 
-from collections.abc import Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import chex
@@ -23,12 +25,32 @@ from fedjax_inv.types import (
 _PERSONAL_BATCH = 128  # the largest batch of a personal model, which predicts for one client
 
 
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["finish"])
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """The sums of which a score of `objectives.Counts` is made."""
+
+    values: Array  # [C, n]
+    finish: Callable[[Array], Array]
+
+    @property
+    def score(self) -> Array:
+        """The scores, [C]."""
+        return self.finish(self.values)
+
+    @property
+    def pooled(self) -> Array:
+        """The score of all clients together, []."""
+        return self.finish(self.values.sum(-2))
+
+
 class Scores(NamedTuple):
     """The score and the loss of each client of a federation."""
 
     score: Array  # [C] mean score, by default accuracy in 0..1; 0 for a client without examples
     loss: Array  # [C] mean loss, by default cross-entropy in nats
     size: Array  # [C] int32, examples
+    sums: Sums | None = None  # of a score of counts: those of clients add, their scores do not
 
 
 def evaluate(
@@ -50,7 +72,7 @@ def evaluate(
     default one client follows the other. `seen` is whether the federation's clients are those of
     the run, in the same order; otherwise each is a client never seen, with the state that
     `init_client` gives. If `needed` [] is false, nothing is predicted and the scores mean nothing.
-    `loss` and `score` are means of a batch of outputs.
+    `loss` and `score` are means of a batch of outputs, or the score is `objectives.Counts`.
     """
     axis = devices.chunked(1) if axis is None else axis
     if algorithm.personal and seen:
@@ -106,10 +128,12 @@ def evaluate_each(
     else:
         sums = axis.total(_by_example(algorithm, state.server, here, batch_size, score, loss))
     scores = []
-    for each, totals in zip(sets, sums, strict=True):
+    for each, (score_total, loss_total) in zip(sets, sums, strict=True):
         size = each.shards.size
-        score_mean, loss_mean = (total / jnp.maximum(size, 1) for total in totals)
-        scores.append(Scores(score_mean, loss_mean, size.astype(jnp.int32)))
+        counted = Sums(score_total, score.finish) if isinstance(score, objectives.Counts) else None
+        score_mean = counted.score if counted else score_total / jnp.maximum(size, 1)
+        loss_mean = loss_total / jnp.maximum(size, 1)
+        scores.append(Scores(score_mean, loss_mean, size.astype(jnp.int32), counted))
     return scores
 
 
@@ -136,7 +160,7 @@ def _by_example(
     """Return the sums of the scores and of the losses of each shard, for a model that all share.
 
     The examples of all shards of all sets are numbered one shard after the other. A batch has
-    consecutive examples.
+    consecutive examples. The sums of a score of counts are [C, n].
     """
     order = jnp.concatenate([each.order for each in sets])
     begins = np.cumsum([0, *(len(each.order) for each in sets)])
@@ -146,29 +170,40 @@ def _by_example(
     move = start - (end - size)  # from an example's number to its place in `order`
 
     def alone(one: Tree) -> tuple[Array, Array]:
-        arguments = jax.tree.map(lambda leaf: leaf[None], one)
-        return score(*arguments), loss(*arguments)
+        outputs, y, mask = jax.tree.map(lambda leaf: leaf[None], one)
+        if isinstance(score, objectives.Counts):
+            return score.add(outputs, y, mask, None), loss(outputs, y, mask)
+        return score(outputs, y, mask), loss(outputs, y, mask)
 
-    def add_batch(batch: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+    def of_batch(batch: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the shard of each example of a batch [B], and its score and its loss."""
         index = batch * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         real = index < end[-1]
         index = jnp.where(real, index, index[0])
         who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
         examples = tree.take(sets[0].data, order[move[who] + index])
         outputs = algorithm.predict(server, (), examples.x)
-        values = jax.vmap(alone)((outputs, examples.y, real))
+        return who, jax.vmap(alone)((outputs, examples.y, real))
+
+    def add_batch(batch: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        who, values = of_batch(batch)
         return jax.tree.map(lambda total, value: _scattered(total, who, value), sums, values)
 
-    zeros = jnp.zeros(len(size)), jnp.zeros(len(size))
+    shape: tuple[int, ...] = ()
+    if isinstance(score, objectives.Counts):
+        shape = jax.eval_shape(of_batch, jnp.int32(0))[1][0].shape[1:]
+    zeros = jnp.zeros((len(size), *shape)), jnp.zeros(len(size))
     sums = jax.lax.fori_loop(0, -(-end[-1] // batch_size), add_batch, zeros)
     last = np.cumsum([len(each.size) for each in sets])[:-1]
     return list(zip(*(jnp.split(total, last) for total in sums), strict=True))
 
 
 def _scattered(totals: Array, who: Array, values: Array) -> Array:
-    """Add values [B] to the entries `who` [B] of `totals` [C]."""
+    """Add values [B, ...] to the entries `who` [B] of `totals` [C, ...]."""
     # One entry more: XLA's CPU compiler gets some scatters to a single entry wrong under vmap.
-    of_batch = jnp.zeros(len(totals) + 1, totals.dtype).at[who].add(values)[:-1]
+    of_batch = (
+        jnp.zeros((len(totals) + 1, *totals.shape[1:]), totals.dtype).at[who].add(values)[:-1]
+    )
     # The batch's sum first, or each small number would lose its last digits in a large total; the
     # barrier keeps XLA from adding the numbers one by one again.
     return totals + jax.lax.optimization_barrier(of_batch)
@@ -199,6 +234,8 @@ def _by_client(
         def sums(batch: Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
             arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
+            if isinstance(score, objectives.Counts):
+                return score.add(*arguments, None), loss(*arguments) * count
             return score(*arguments) * count, loss(*arguments) * count
 
         shard = Shard(data, order, start[who], size[who], who)
@@ -213,12 +250,13 @@ def _by_client(
 
 
 def mean(scores: Scores) -> tuple[Array, Array]:
-    """Return (score, loss), each [], over all examples: clients weighted by size.
+    """Return (score, loss), each [], over all examples: clients weighted by size, or their sums.
 
     Of several runs, scores [R, C], it returns one of each run, [R].
     """
     weights = scores.size / jnp.maximum(scores.size.sum(-1, keepdims=True), 1)
-    return (scores.score * weights).sum(-1), (scores.loss * weights).sum(-1)
+    loss = (scores.loss * weights).sum(-1)
+    return (scores.score * weights).sum(-1) if scores.sums is None else scores.sums.pooled, loss
 
 
 def balanced(scores: Scores) -> Array:
@@ -234,7 +272,7 @@ def balanced(scores: Scores) -> Array:
 
 
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
-    """Return the scores of groups of clients (domains), clients weighted by size.
+    """Return the scores of groups of clients (domains), clients weighted by size, or their sums.
 
     The scores of clients are each [C], or [R, C] of several runs; those of G groups [G] or [R, G],
     0 for a group without examples. `group` [C] int32 is that of each client; one with a negative
@@ -249,4 +287,8 @@ def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
         weighted = (scores.size * values)[..., None, :]
         return jnp.where(member, weighted, 0).sum(-1) / jnp.maximum(size, 1)
 
-    return Scores(pooled(scores.score), pooled(scores.loss), size)
+    if scores.sums is None:
+        return Scores(pooled(scores.score), pooled(scores.loss), size)
+    values = jnp.where(member[..., None], scores.sums.values[..., None, :, :], 0).sum(-2)
+    sums = dataclasses.replace(scores.sums, values=values)
+    return Scores(sums.score, pooled(scores.loss), size, sums)

@@ -185,7 +185,7 @@ def plan(
         pooled=facts.pooled,
         schedules={} if factor is None else {"learning_rate": factor},
         loss=task.loss,
-        score=task.score.function,
+        score=task.score.of_domains(),
         precision=devices.precision or facts.precision,
         quick_to_compile=devices.quick_to_compile,
     )

@@ -194,7 +194,7 @@ class Fitted:
                     clients,
                     seen=seen,
                     loss=task.loss,
-                    score=task.score.function,
+                    score=task.score.of_domains(),
                 )
 
         return jax.jit(evaluate, static_argnums=3)
@@ -331,5 +331,7 @@ def _values(outcome: Outcome, *, drops: bool) -> dict[str, np.ndarray]:
             for name in ("score", "loss"):
                 total = (np.where(size, getattr(scores, name), 0) * size).sum(1)
                 mean = total / np.maximum(count, 1)
+                if name == "score" and scores.sums is not None:
+                    mean = np.asarray(scores.sums.pooled)
                 values[f"{kind}_{name}"] = np.where(count > 0, mean, np.nan)
     return values

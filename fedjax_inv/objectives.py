@@ -9,7 +9,7 @@ A `Score` says how to read a score; DEFAULTS holds a loss and a score for each k
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import checks, tree
-from fedjax_inv.types import Array, Loss
+from fedjax_inv.types import Array, Loss, Tree
 
 _LEAST = 1e-30  # in place of a probability of 0, under a power
 
@@ -176,14 +176,105 @@ def soft_cross_entropy(logits: Array, labels: Array, mask: Array) -> Array:
     return masked_mean(optax.losses.softmax_cross_entropy(real_logits, labels), mask)
 
 
+class Counts(NamedTuple):
+    """A score of counts, or of other sums over examples, which add over batches and clients.
+
+    Called as a loss, it is the score of a batch, whose examples are of one domain.
+    """
+
+    # (outputs [B, ...], y [B, ...], mask [B], domain [B] int32) -> sums over the real examples [n];
+    # the domain is None if the data have none
+    add: Callable[[Array, Tree, Array, Array | None], Array]
+    finish: Callable[[Array], Array]  # sums [..., n] -> scores [...], 0 of no examples
+
+    def __call__(self, outputs: Array, y: Tree, mask: Array, /) -> Array:
+        """Return the score [] of a batch, 0 if no example is real."""
+        return self.finish(self.add(outputs, y, mask, None))
+
+
+def _of_classes(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
+    """Return whether each class is true and predicted right, is true, is predicted, [B, K] float32.
+
+    A class with a logit of NaN is not a number of times predicted right.
+    """
+    chex.assert_rank([logits, labels], [2, 1])
+    classes, predicted = jnp.arange(logits.shape[1]), jnp.argmax(logits, -1)[:, None]
+    present = (labels.astype(jnp.int32)[:, None] == classes) & mask[:, None]
+    right = jnp.where(jnp.isnan(logits).any(-1, keepdims=True), jnp.nan, predicted == classes)
+    predicted = (predicted == classes) & mask[:, None]
+    return jnp.where(present, right, 0), present.astype(jnp.float32), predicted.astype(jnp.float32)
+
+
+def _recalls(sums: Array, put: float) -> tuple[Array, Array]:
+    """Return the recalls [..., n] of classes or groups, and which occur; `put` for those not."""
+    right, present = jnp.split(sums, 2, -1)
+    return jnp.where(present > 0, right / jnp.maximum(present, 1), put), present > 0
+
+
+def _mean_of(values: Array, occurs: Array) -> Array:
+    return values.sum(-1) / jnp.maximum(occurs.sum(-1), 1)
+
+
+def _add_recalls(logits: Array, labels: Array, mask: Array, domain: Array | None) -> Array:
+    right, present, _ = _of_classes(logits, labels, mask)
+    return jnp.concatenate([right.sum(0), present.sum(0)])
+
+
+def _add_f1(logits: Array, labels: Array, mask: Array, domain: Array | None) -> Array:
+    return jnp.concatenate([each.sum(0) for each in _of_classes(logits, labels, mask)])
+
+
+def _finish_f1(sums: Array) -> Array:
+    right, present, predicted = jnp.split(sums, 3, -1)
+    total = present + predicted
+    return _mean_of(2 * right / jnp.maximum(total, 1), total > 0)
+
+
+def _finish_worst(sums: Array) -> Array:
+    recalls, occurs = _recalls(sums, jnp.inf)
+    return jnp.where(occurs.any(-1), recalls.min(-1), 0)
+
+
+# The mean over the classes that occur of the part of their examples that is predicted right, as
+# scikit-learn's `balanced_accuracy_score`. A client without a class has the mean over the others.
+balanced_accuracy = Counts(_add_recalls, lambda sums: _mean_of(*_recalls(sums, 0.0)))
+# The mean, over the classes that occur or are predicted, of 2 right / (occurring + predicted), as
+# scikit-learn's `f1_score` with the average "macro".
+macro_f1 = Counts(_add_f1, _finish_f1)
+
+
+def worst_group(num_domains: int) -> Counts:
+    """Return the lowest accuracy of a group, the examples of one class and one domain.
+
+    Groups without examples do not count (Sagawa et al. 2020, "Distributionally Robust Neural
+    Networks for Group Shifts"). Without a domain of each example groups are the classes.
+    """
+
+    def add(logits: Array, labels: Array, mask: Array, domain: Array | None) -> Array:
+        where = jnp.zeros_like(mask, jnp.int32) if domain is None else domain
+        is_in = (where[:, None] == jnp.arange(num_domains))[..., None]  # [B, D, 1]
+        right, present, _ = _of_classes(logits, labels, mask)
+        sums = [jnp.where(is_in, each[:, None], 0).sum(0).ravel() for each in (right, present)]
+        return jnp.concatenate(sums)
+
+    return Counts(add, _finish_worst)
+
+
 class Score(NamedTuple):
     """A score of evaluations, and how to read it."""
 
     name: str  # in words
-    function: Loss
+    function: Any  # a `Loss`, which may be `Counts`
     tasks: tuple[str, ...] = ("classes", "labels", "values")  # that it fits
     higher_is_better: bool = True
     is_share: bool = False  # whether it is a part of 1, shown in percent
+    # Whether it is the worst of groups within domains: of several domains it is the worst one's,
+    # not the mean, and `function` is of (number of domains) -> `Loss`.
+    is_worst: bool = False
+
+    def of_domains(self, number: int = 1) -> Loss:
+        """Return the function of outputs, for data of so many domains."""
+        return self.function(number) if self.is_worst else self.function
 
     def rank(self, value: float) -> float:
         """Return a number that is higher, the better the score is."""
@@ -192,6 +283,11 @@ class Score(NamedTuple):
 
 SCORES: dict[str, Score] = {
     "accuracy": Score("accuracy", accuracy, ("classes",), is_share=True),
+    "balanced_accuracy": Score("balanced accuracy", balanced_accuracy, ("classes",), is_share=True),
+    "macro_f1": Score("macro F1", macro_f1, ("classes",), is_share=True),
+    "worst_group": Score(
+        "worst group accuracy", worst_group, ("classes",), is_share=True, is_worst=True
+    ),
     "label_accuracy": Score("label accuracy", label_accuracy, ("labels",), is_share=True),
     "exact_match": Score("exact match", exact_match, ("labels",), is_share=True),
     "absolute_error": Score("absolute error", absolute_error, ("values",), higher_is_better=False),

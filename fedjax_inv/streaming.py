@@ -9,6 +9,7 @@ All parts have the same shapes, so nothing is compiled twice. Axis letters: R ru
 shards; l rows of a run in a part.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -104,7 +105,10 @@ def _together(outcomes: list[Outcome]) -> Outcome:
             sum(map(np.multiply, share, values)).astype(np.float32)
             for values in zip(*((each.score, each.loss) for each in scores), strict=True)
         )
-        return Scores(score, loss, size)
+        if first.sums is None:
+            return Scores(score, loss, size)
+        sums = dataclasses.replace(first.sums, values=sum(each.sums.values for each in scores))
+        return Scores(sums.score, loss, size, sums)
 
     return jax.tree.map(joined, *outcomes, is_leaf=lambda node: isinstance(node, Scores))
 

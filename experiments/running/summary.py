@@ -121,6 +121,7 @@ def _by_domain(
     }
     # A domain without examples has no score. Without any validation example all count as 0.
     known = [name for name in groups if domains[name].examples] or groups
+    over_domains = np.min if measure.is_worst else np.mean
     worst = min(
         [name for name, domain in domains.items() if domain.examples] or domains,
         # A score of NaN is the worst, in any order of the domains.
@@ -128,7 +129,7 @@ def _by_domain(
     )
     return {
         "domains": domains,
-        "validation_score": float(np.mean([domains[name].score for name in known])),
+        "validation_score": float(over_domains([domains[name].score for name in known])),
         "test_score": float(test.score[0]),
         "worst_domain": worst,
         "worst_score": domains[worst].score,
@@ -146,7 +147,7 @@ def stops(
     """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
     for index, threshold in enumerate(thresholds):
-        train, valid, test = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
+        train, valid, test, *_ = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
         at = int(stops.round[run, index])
         if not at:
             records.append(Stop(threshold, None))

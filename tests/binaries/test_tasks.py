@@ -296,9 +296,9 @@ def test_metrics_of_probabilities_follow_naive_loops(kind: str) -> None:
     assert found["average_precision"] == pytest.approx(np.mean(precisions))
 
 
-def test_f1_is_of_the_classes_that_occur() -> None:
-    of = Predictions("classes", np.array([0, 0, 1]), np.eye(3, dtype=np.float32)[[0, 2, 1]])
-    assert metrics.values(["f1"], of)["f1"] == pytest.approx((2 / 3 + 1) / 2)
+def test_f1_is_of_the_classes_that_occur_or_are_predicted() -> None:
+    of = Predictions("classes", np.array([0, 0, 1]), np.eye(4, dtype=np.float32)[[0, 2, 1]])
+    assert metrics.values(["f1"], of)["f1"] == pytest.approx((2 / 3 + 1 + 0) / 3)
 
 
 def test_of_two_classes_the_second_is_the_positive_one() -> None:

@@ -1,4 +1,5 @@
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType
+from sklearn import metrics
 
 import federations
 from federations import assert_close, assert_equal
@@ -62,6 +64,90 @@ def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
     return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
+def predictions(federation: Federation, own: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the classes and the predictions of each client's examples."""
+    found = []
+    for rows, mine in zip(built.parts_of(federation), own, strict=True):
+        x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), 36)
+        logits = np.stack([np.full(len(x), 0.8), mine - x[:, 0], x.mean(1) * 3], 1)
+        found.append((np.asarray(federation.data.y)[rows], logits.argmax(1)))
+    return found
+
+
+COUNTS: dict[str, tuple[objectives.Counts, Callable[..., float]]] = {
+    "balanced_accuracy": (objectives.balanced_accuracy, metrics.balanced_accuracy_score),
+    "macro_f1": (objectives.macro_f1, functools.partial(metrics.f1_score, average="macro")),
+}
+
+
+def by_sklearn(score: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Return scikit-learn's score of each part; 0 of one without examples."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a predicted class does not occur
+        return np.array([COUNTS[score][1](*part) if len(part[0]) else 0 for part in parts])
+
+
+GROUP = np.array([1, 0, 1, 2, 0, 1, -1])  # of the clients
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["alone", "shared"])
+@pytest.mark.parametrize("personal", [False, True], ids=["one", "personal"])
+@pytest.mark.parametrize("score", COUNTS)
+def test_counts_of_clients_and_groups_follow_sklearn(
+    score: str, personal: bool, number: int
+) -> None:
+    """Also of two runs, amid NaN, and if devices share clients and have a part of each shard."""
+    everything = built.of_parts(RELAID.data, [np.concatenate(built.parts_of(RELAID))])
+    sets = [evaluation.Set(RELAID, seen=True), evaluation.Set(everything, shared=True)]
+    axis = devices.chunked(2)
+    axis = devices.sharded("clients", axis) if number > 1 else axis
+
+    def evaluate(state: rounds.State, shards: list[Federation]) -> Any:
+        clients, together = evaluation.evaluate_each(
+            algorithm(personal),
+            state,
+            [set_._replace(shards=each) for set_, each in zip(sets, shards, strict=True)],
+            axis=axis,
+            batch_size=BATCH,
+            needed=True,
+            loss=objectives.cross_entropy,
+            score=COUNTS[score][0],
+        )
+        groups = evaluation.by_group(clients, jnp.asarray(GROUP), 3)
+        return clients, groups, together, evaluation.mean(clients)
+
+    def runs(state: rounds.State, shards: list[Federation]) -> Any:
+        return jax.vmap(evaluate, (0, None))(state, shards)
+
+    if number > 1:
+        mesh = jax.make_mesh((number,), ("clients",), axis_types=(AxisType.Auto,))
+        runs = devices.over(mesh, runs)
+    both = [state(), state()._replace(server={**state().server, "constant": jnp.float32(0.2)})]
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *both)
+    found = jax.jit(runs)(states, [each.shards for each in sets])
+    clients, groups, together, mean = jax.tree.map(lambda leaf: leaf[0], found)
+    parts = predictions(FEDERATION, own_of(personal)[: len(SIZES)])
+    expected_scores = by_sklearn(score, parts)
+    assert len({*expected_scores.round(3)}) > 3
+    np.testing.assert_allclose(clients.score, expected_scores, rtol=1e-5)
+
+    def pooled(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        both = zip(*(part for part, kept in zip(parts, chosen, strict=True) if kept), strict=True)
+        y, predicted = map(np.concatenate, both)
+        return y, predicted
+
+    of_groups = by_sklearn(score, [pooled(group == GROUP) for group in range(3)])
+    np.testing.assert_allclose(groups.score, of_groups, rtol=1e-5)
+    everyone = by_sklearn(score, [pooled(GROUP < 3)])
+    np.testing.assert_allclose(mean[0], everyone[0], rtol=1e-5)
+    np.testing.assert_allclose(together.score, by_sklearn(score, predictions(everything, [UNSEEN])))
+    plain = expected(FEDERATION, own_of(personal)[: len(SIZES)])
+    assert_close(clients.loss, plain.loss)
+    np.testing.assert_array_equal(clients.size, SIZES)
+    # The other run predicts otherwise.
+    assert not np.allclose(found[0].score[1], found[0].score[0])
+
+
 @functools.cache
 def program(personal: bool, runs: bool = False) -> Callable[..., Any]:
     """Return a jitted evaluation; of several runs if federations are [R], with shared examples."""
@@ -99,7 +185,7 @@ def test_evaluate_follows_numpy(personal: bool) -> None:
     assert_close(evaluate(state(), RELAID), want)
     # No client has an example.
     empty = FEDERATION._replace(size=jnp.zeros_like(FEDERATION.size))
-    nothing = evaluation.Scores(*(np.zeros(len(SIZES), leaf.dtype) for leaf in want))
+    nothing = jax.tree.map(np.zeros_like, want)
     assert_equal(evaluate(state(), empty), nothing)
 
 

@@ -189,3 +189,13 @@ def test_the_defaults_fit_their_tasks() -> None:
         y = {"classes": CLASSES, "labels": LABELS, "values": VALUES}[task]
         for function in (loss, score.function):
             assert jnp.isfinite(function(jnp.asarray(OUTPUTS), jnp.asarray(y), MASK))
+
+
+@pytest.mark.parametrize(
+    "score", [objectives.balanced_accuracy, objectives.macro_f1, objectives.worst_group(2)]
+)
+def test_counts_of_nan_are_nan_and_of_nothing_0(score: objectives.Counts) -> None:
+    logits, labels = jnp.array([[0.0, 1.0], [jnp.nan, 0.0]]), jnp.array([1, 0])
+    assert jnp.isnan(score(logits, labels, jnp.ones(2, bool)))
+    assert score(logits, labels, jnp.array([True, False])) == 1
+    assert score(logits, labels, jnp.zeros(2, bool)) == 0

@@ -1,0 +1,68 @@
+"""Scores of counts select, stop and are logged as scikit-learn has them of the predictions."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.metrics import f1_score, recall_score
+
+import slow
+from fedjax_inv_experiments import config, evaluation, train
+from runs import metrics, no_figures
+
+RNG = np.random.default_rng(0)
+NUM = 240
+Y = RNG.choice(3, NUM, p=[0.7, 0.2, 0.1])
+DOMAIN = RNG.integers(0, 3, NUM)
+X = (np.eye(3)[Y] + (0.3 + 0.3 * DOMAIN)[:, None] * RNG.normal(size=(NUM, 3))).astype(np.float32)
+
+
+def by_sklearn(name: str, of: pd.DataFrame) -> float:
+    pair, labels = (of["target"], of["prediction"]), of["target"].unique()
+    if name == "balanced_accuracy":
+        return float(recall_score(*pair, labels=labels, average="macro"))
+    return float(f1_score(*pair, average="macro"))
+
+
+@pytest.mark.parametrize("name", slow.after(1, ["macro_f1", "balanced_accuracy"]))
+def test_the_log_has_what_sklearn_says_of_the_predictions(name: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=X, y=Y, domain=DOMAIN)
+    flags: dict[str, Any] = {"dataset": str(tmp_path / "data.npz"), "score": name, "widths": (4,)}
+    flags |= {"rounds": 4, "eval_every": 1, "client_chunk": "0", "learning_rate": (0.5,)}
+    flags |= {"watch_examples": NUM, "stop_above": (0.5,), "metrics": ("f1",)}
+    with no_figures():
+        printed = train.train(config.of(run_dir=str(tmp_path / "run"), **flags))
+        written, out = tmp_path / "predictions.csv", tmp_path / "it.png"
+        run = str(tmp_path / "run")
+        evaluation.run(evaluation.Options(run, out=str(out), predictions=str(written)))
+    assert f"| held-out {name.replace('_', ' ').replace('f1', 'F1')}, % " in printed
+    of, told = pd.read_csv(written), pd.read_csv(out.with_suffix(".csv"), dtype={"name": str})
+    result = json.loads((tmp_path / "run" / "result.json").read_text())["runs"][0]
+    line = result["by_rule"]["validation"]
+    lines = metrics(tmp_path / "run")
+    assert line["validation_score"] == max(each["validation_score"] for each in lines[1:])
+    of_domains = told[told["by"] == "domain"].set_index("name")["score"]
+    validation = []
+    for domain, logged in line["domains"].items():
+        mine = of[of["domain"] == int(domain)]
+        assert logged["examples"] == len(mine)
+        expected = by_sklearn(name, mine)
+        assert logged["score"] == pytest.approx(expected, 1e-5)
+        assert of_domains[domain] == pytest.approx(expected, 1e-5)
+        validation += [expected] * (logged["split"] == "validation")
+    assert line["validation_score"] == pytest.approx(np.mean(validation), 1e-5)
+    of_clients = told[told["by"] == "client"]
+    for client, score in zip(of_clients["name"], of_clients["score"], strict=True):
+        mine = of[of["client"] == int(client)]
+        assert score == pytest.approx(by_sklearn(name, mine), 1e-5)
+    # All examples of the test are watched, and the stop has the scores of its round.
+    for each in lines[1:]:
+        assert each["test_by_round"] == [pytest.approx(each["test_score"], abs=1e-5)]
+    (stop,) = result["stops"]
+    first = next(each for each in lines[1:] if each["train_by_round"][0] >= 0.5)
+    assert stop["round"] == first["round"]
+    assert stop["train_score"] == pytest.approx(first["train_by_round"][0], abs=1e-5)
+    assert stop["domains"] == first["domains"]
