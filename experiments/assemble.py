@@ -204,7 +204,9 @@ def assemble(
     model = build.network(config, first)
     shapes = build.network_shapes(config, model, first)
     variables = start(shapes, [*draw_of]) if start and config.init_from else None
-    cells = grid.cells(config, data_flags.held_out(config, first.domains))
+    held_out = data_flags.held_out(config, first.domains)
+    validate = data_flags.validated(config, first.domains, held_out)
+    cells = grid.cells(config, held_out, validate)
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper)
@@ -214,10 +216,10 @@ def assemble(
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
     splits: Mapping[str | None, Mapping[int, Split]] = {
         domain: {
-            seed: _split(config, draws[draw], data, domain, seed, first_rows[draw])
+            seed: _split(config, draws[draw], data, (domain, by), seed, first_rows[draw])
             for seed, draw in draw_of.items()
         }
-        for domain in dict.fromkeys(cell.held_out for cell in cells)
+        for domain, by in validate.items()
     }
     source = np.tile(np.arange(len(first.y)), len(draws))
     if config.wrong_labels:
@@ -395,22 +397,32 @@ def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
 
 
 def _split(
-    config: Config, dataset: Dataset, data: Examples, domain: str | None, seed: int, first_row: int
+    config: Config,
+    dataset: Dataset,
+    data: Examples,
+    held_out: tuple[str | None, str | None],
+    seed: int,
+    first_row: int,
 ) -> Split:
-    """The split of a seed, with one domain held out. data, first_row: as in `data.split`."""
-    build.check_clients(config, data_flags.num_clients(config, dataset, domain))
+    """The split of a run's seed. held_out: the domains of the test and of --validate."""
+    domain, validate = held_out
+    if config.partition_seed != "each":
+        seed = int(config.partition_seed)
     # Environments and splits begin with one permutation each. With the same seed it is the same, so
     # that the test that is drawn, or the clients, would be the environments.
     by_domain = config.partition in ("domain", "mixed", "user")
     is_redrawn = config.is_drawn and (domain is None or not by_domain)
-    return data_flags.split(
+    split = data_flags.split(
         config,
         dataset,
         data,
         held_out=domain,
+        validate=validate,
         seed=seed + 2**31 if is_redrawn else seed,
         first_row=first_row,
     )
+    build.check_clients(config, len(split.domain))
+    return split
 
 
 def _check_watching(assembled: Assembled) -> None:

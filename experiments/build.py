@@ -576,6 +576,8 @@ def check_evaluations(config: Config, task: Task, num_groups: int) -> None:
     metrics.check(config.metrics, task.kind)
     if config.watch_classes and task.kind != "classes":
         raise flag_error("watch_classes", True, f"needs data with classes, these have {task.kind}")
+    if config.select == "unseen_domain" and not config.validate:
+        raise flag_error("select", config.select, "needs the domain, --validate=DOMAIN or =next")
     if RULES[config.select].compares_domains:
         if task.measure != ACCURACY:
             text = f"compares accuracies of classes, the score is the {task.score.name}"

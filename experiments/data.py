@@ -19,9 +19,11 @@ from . import config as configs
 from . import flags
 from .config import Config
 from .errors import check_known, flag_error, in_flags, shown
+from .running import summary
 
 # Names that a domain among others cannot have, as flags and tables have another meaning for them.
-_TAKEN = {"none", "all", "", "clients", "mean", "worst domain", "at the last round"}
+_TAKEN = {"none", "all", "next", "", "clients", "mean", "worst domain", "at the last round"}
+_TAKEN |= {summary.NEVER_SEEN}
 _LONGEST_NAME = 100  # bytes of a domain's name
 # The flag of each of `tables.Roles`.
 _ROLES = {
@@ -127,6 +129,26 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     return list(names)
 
 
+def validated(
+    config: Config, domains: Sequence[str], held_out: Sequence[str | None]
+) -> dict[str | None, str | None]:
+    """The domain of --validate by held-out domain; None without one."""
+    asked = config.validate
+    if not asked:
+        return dict.fromkeys(held_out)
+    if len(domains) < 2 + (held_out[0] is not None):
+        raise flag_error("validate", asked, "must be left out, as no other domain would train")
+    if asked != "next":
+        check_known("validate", asked, [*domains, "next"])
+        if asked in held_out:
+            raise flag_error("validate", asked, "must be none of --held_out, which is the test")
+        return dict.fromkeys(held_out, asked)
+    if held_out[0] is None:
+        raise flag_error("validate", asked, "needs a domain in --held_out, which it follows")
+    order = [*(held_out if len(held_out) > 1 else domains)]
+    return {name: order[(order.index(name) + 1) % len(order)] for name in held_out}
+
+
 def draw_seed(config: Config, seed: int) -> int:
     """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not config.is_drawn:
@@ -212,15 +234,17 @@ _ENVIRONMENTS: dict[str, Callable[[Dataset, int, Config], Dataset]] = {
 }
 
 
-def num_clients(config: Config, dataset: Dataset, held_out: str | None) -> int:
-    """The number of training clients. held_out: the domain for the test, None for a split."""
+def num_clients(config: Config, dataset: Dataset, *held_out: str | None) -> int:
+    """The number of clients, also of those that never train.
+
+    held_out: the domains that no client has; None stands for no domain.
+    """
     if config.clients:
         return config.clients
+    others = [at for at, name in enumerate(dataset.domains) if name in held_out]
     if config.partition != "user" or dataset.user is None:
-        return len(dataset.domains) - (held_out is not None)
-    trains = ~np.asarray(dataset.test)
-    if held_out in dataset.domains:
-        trains &= dataset.domain != dataset.domains.index(held_out)
+        return len(dataset.domains) - len(others)
+    trains = ~np.asarray(dataset.test) & ~np.isin(dataset.domain, others)
     return max(1, len(np.unique(dataset.user[trains])))
 
 
@@ -230,6 +254,7 @@ def split(
     data: Examples,
     *,
     held_out: str | None,
+    validate: str | None,
     seed: int,
     first_row: int,
 ) -> Split:
@@ -237,8 +262,9 @@ def split(
 
     dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
     held_out: the domain for the test; None for the test split.
+    validate: the domain of --validate, or None.
     """
-    number = num_clients(config, dataset, held_out)
+    number = num_clients(config, dataset, held_out, validate)
     is_by_user = config.partition == "user" and not config.clients
     try:
         partition = federation.partitioner(
@@ -259,6 +285,8 @@ def split(
             test_fraction=config.test_fraction,
             first_row=first_row,
             imbalance=config.imbalance,
+            validate=validate,
+            held_out_clients=config.held_out_clients,
         )
     except UsageError as error:
         where = f"--partition={config.partition}"

@@ -37,26 +37,27 @@ _TAIL = 0.005  # the part of the values at either end that may lie in the outer 
 
 
 class Holders(NamedTuple):
-    """Who holds the examples: the clients and, last, the test."""
+    """Who holds the examples: the clients, the unseen, and, last, the test."""
 
     names: list[str]  # with their domains
     rows: list[np.ndarray]  # rows of the data set: training and validation, or test
-    sizes: list[tuple[int, int, int]]  # training, validation, test
+    sizes: list[tuple[int, int, int]]  # training, validation, test (or unseen)
 
 
 def holders_of(split: Split, is_wrong: np.ndarray) -> Holders:
     """The holders of a split. is_wrong: [M] which rows have wrong labels."""
     train, valid = parts_of(split.train), parts_of(split.valid)
-    (test,) = parts_of(split.test)
+    others = [parts_of(each)[0] for each in (*split.unseen.values(), split.test)]
     rows = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
     names = []
     for client, (domain, mine) in enumerate(zip(split.domain, rows, strict=True)):
         wrong = ", wrong labels" if is_wrong[mine].any() else ""
         names.append(f"{client}: {split.domains[domain] if domain >= 0 else 'mixed'}{wrong}")
     domain = split.test_domain[0]
+    names += [kind.replace("_", " ") for kind in split.unseen]
     names.append("test split" if domain < 0 else f"held out: {split.domains[domain]}")
     sizes = [(len(t), len(v), 0) for t, v in zip(train, valid, strict=True)]
-    return Holders(names, [*rows, test], [*sizes, (0, 0, len(test))])
+    return Holders(names, [*rows, *others], [*sizes, *((0, 0, len(each)) for each in others)])
 
 
 def shown(assembled: Assembled, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:

@@ -20,7 +20,8 @@ def table(dataset: Dataset, holders: Holders, is_wrong: np.ndarray | None = None
 
     is_wrong: [M] which rows have wrong labels, to be counted; None: they are not counted.
     """
-    seen = np.concatenate(holders.rows[:-1])
+    pairs = zip(holders.rows, holders.sizes, strict=True)
+    seen = np.concatenate([rows for rows, (train, valid, _) in pairs if train + valid])
     counts = pd.DataFrame(holders.sizes, columns=["training", "validation", "test"])
     total = counts.sum()
     if is_wrong is not None:

@@ -87,7 +87,7 @@ def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) ->
     """The scores of predictions. asked: names of metrics."""
     task, classes = runs.data.task, runs.data.dataset.classes
     rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
-    outputs, y = map(np.concatenate, zip(*(of.of_new_clients() for of in found), strict=True))
+    outputs, y = map(np.concatenate, zip(*(of.of_test() for of in found), strict=True))
     matrix = None
     if task.kind == "classes" and outputs.shape[1] == len(classes):
         matrix = confusion_matrix(y, outputs.argmax(1), labels=range(len(classes)))
@@ -173,7 +173,7 @@ def draw(path: Path, of: Evaluated, title: str, found: Sequence[Predicted] = ())
 
 def _draw_values(axis: Axes, of: Predicted, name: str) -> None:
     """Draws the predictions of the first value for examples that no client holds."""
-    outputs, y = of.of_new_clients()
+    outputs, y = of.of_test()
     pairs = y.reshape(len(y), -1)[:, 0], outputs[:, 0]
     how = {"kind": "actual_vs_predicted", "subsample": _MOST_POINTS, "random_state": 0, "ax": axis}
     PredictionErrorDisplay.from_predictions(*pairs, **how)

@@ -212,6 +212,11 @@ def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None
 # The figures of a run or a sweep.
 
 _SPREAD = 10  # the ratio of the largest error to the smallest from which an axis is logarithmic
+# Of the lines in curves of examples that no client holds, besides the test.
+_PALE: dict[str, dict[str, Any]] = {
+    "unseen_domain": {"lw": 1.2, "alpha": 0.4},
+    "unseen_clients": {"lw": 1.2, "alpha": 0.4, "mfc": "white"},
+}
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
 Drawn = Sequence[tuple[Chosen, Sequence[Line]]]  # cells, with the lines of their logs
@@ -280,21 +285,27 @@ def _panels(
 
 
 def _curves(drawn: Drawn, title: str) -> Figure:
-    """Draws the score by round: a panel per held-out domain, two lines per algorithm."""
+    """Draws the score by round: a panel per held-out domain, two lines or more per algorithm."""
     figure, axes, labels = _panels(drawn, "round")
+    kinds: dict[str, str] = {}
     for one, lines in drawn:
         number, axis = labels.index(one.label), axes[one.held_out]
         of_runs = [[line for line in lines if line.run == index] for index in one.indices]
         rounds = [line.round for line in of_runs[0]]
         how = style(number) | {"markevery": spaced(len(rounds), number)}
+        for kind in (domain.split for domain in of_runs[0][0].domains.values()):
+            if kind in _PALE:
+                unseen = np.array([[selection.score_on(x, kind) for x in run] for run in of_runs])
+                draw_mean(axis, rounds, one.measure.factor * unseen, 0, **how | _PALE[kind])
+                kinds[kind] = f"; pale: {kind.replace('_', ' ')}"
         for name, more in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             scores = [[line[f"{name}_score"] for line in of_run] for of_run in of_runs]
             shade = min(0.15, 0.5 / len(labels)) * (name == "test")
             draw_mean(axis, rounds, one.measure.factor * np.array(scores), shade, **how, **more)
         whole_numbers(axis)
     _spread_out(list(axes.values()), drawn[0][0].measure)
-    kinds = f"held out: {over_seeds(len(drawn[0][0].runs))}; thin: validation"
-    entitle(figure, f"{title}\n{kinds}")
+    about = f"held out: {over_seeds(len(drawn[0][0].runs))}; thin: validation"
+    entitle(figure, f"{title}\n{about}{''.join(kinds.values())}")
     legend(figure, [Line2D([], [], **style(number)) for number in range(len(labels))], labels)
     return figure
 

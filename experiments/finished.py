@@ -49,7 +49,8 @@ class Runs:
         if self.known_data is not None:
             return self.known_data
         # The networks come from the folder, and need no file of --weights any more.
-        source = {"held_out": self.cell.held_out or "none", "init_from": str(self.path)}
+        source = {"held_out": self.cell.held_out or "none", "validate": self.cell.validate or ""}
+        source["init_from"] = str(self.path)
         chosen = config.changed(self.config, **source)
         try:
             found = assemble.assemble(chosen)

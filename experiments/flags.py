@@ -181,6 +181,12 @@ flags.DEFINE_string(
     "none: the official test split, or a random part. Default: the last of several.",
 )
 _must("held_out", "different names", lambda names: len({*names.split(",")}) == names.count(",") + 1)
+flags.DEFINE_string(
+    "validate",
+    "",
+    "A domain that no client has, either, and by which --select=unseen_domain selects; next: after "
+    "each domain of --held_out the one that follows it there, or of a single one that of the data.",
+)
 flags.DEFINE_float(
     "test_fraction", 0.2, "The random part for the test, without split or --held_out.", **_INSIDE
 )
@@ -272,6 +278,17 @@ flags.DEFINE_float(
 flags.DEFINE_integer(
     "clients", 0, "Training clients; 0: one per training domain, or per user.", lower_bound=0
 )
+flags.DEFINE_float(
+    "held_out_clients",
+    0.0,
+    "The part of the clients, drawn, that never train: their examples are evaluated as the domain "
+    "clients never seen, beside the test.",
+    **_BELOW_1,
+)
+flags.DEFINE_string(
+    "partition_seed", "each", "Seeds who holds what, for all --seeds; each: every seed its own."
+)
+must_be_number_or("partition_seed", "each")
 flags.DEFINE_float(
     "imbalance",
     1.0,
@@ -515,11 +532,12 @@ _define_list(
 flags.DEFINE_enum(
     "select",
     "validation",
-    ["validation", "agreement", "last_if_agreed", "last", "oracle"],
+    ["validation", "agreement", "last_if_agreed", "last", "unseen_domain", "oracle"],
     "How an evaluation of each run is selected, and then hyperparameters by the mean over seeds: "
     "validation, the best score on the training domains; agreement, the first at which the "
     "training domains, which had differed, differ no more than by chance; last_if_agreed, the last "
-    "if there is one of these; last; oracle, the best test score, for comparison only.",
+    "if there is one of these; last; unseen_domain, the best score on the domain of --validate; "
+    "oracle, the best test score, for comparison only.",
 )
 WATCHING = _section()
 
@@ -540,7 +558,8 @@ def _warmup_fits(values: Mapping[str, Any]) -> bool:
 _define_list(
     "seeds",
     [0],
-    "Each number seeds one run: its network, environments, partition, cohorts and minibatches.",
+    "Each number seeds one run: its network, environments (see --data_seed), partition (see "
+    "--partition_seed), cohorts and minibatches.",
     flags.IntegerParser(lower_bound=0),
 )
 _must("seeds", "one or several numbers", bool)

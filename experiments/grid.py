@@ -23,6 +23,7 @@ class Cell(NamedTuple):
     settings: dict[str, Any]  # without real numbers: those are hyperparameters of the runs
     held_out: str | None
     runs: tuple[Run, ...]
+    validate: str | None = None  # the domain of --validate
 
     @property
     def label(self) -> str:
@@ -77,10 +78,16 @@ def of_runs(runs: Sequence[Run]) -> dict[str, list[Any]]:
     return {"seed": [*dict.fromkeys(run.seed for run in runs)]} | hypers
 
 
-def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
+def cells(
+    config: Config,
+    held_out: Sequence[str | None],
+    validate: Mapping[str | None, str | None] | None = None,
+) -> list[Cell]:
     """A cell for each algorithm, held-out domain and combination of settings that are not real.
 
     A cell has a run for each seed and each combination of real numbers.
+
+    validate: the domain of --validate by held-out domain.
     """
     result = []
     for (algorithm, chosen), domain in itertools.product(build.settings(config).items(), held_out):
@@ -90,7 +97,8 @@ def cells(config: Config, held_out: Sequence[str | None]) -> list[Cell]:
         numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
         runs = tuple(program.grid(config.seeds, **numbers))
-        result += [Cell(algorithm, setting, domain, runs) for setting in _product(fixed)]
+        by = (validate or {}).get(domain)
+        result += [Cell(algorithm, setting, domain, runs, by) for setting in _product(fixed)]
     return result
 
 

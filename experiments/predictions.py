@@ -53,14 +53,14 @@ class Predicted(NamedTuple):
     # (client, the outputs [M, K] of its own network), of other data
     by_client: Sequence[tuple[int, np.ndarray]] = ()
 
-    def of_new_clients(self) -> tuple[np.ndarray, np.ndarray]:
-        """The outputs and the targets of the examples that no client holds."""
-        is_new = self.examples["client"].isna().to_numpy()
-        return self.outputs[is_new], self.y[is_new]
+    def of_test(self) -> tuple[np.ndarray, np.ndarray]:
+        """The outputs and the targets of the test, or of other data."""
+        is_test = self.examples["split"].isin(["test", "new"]).to_numpy()
+        return self.outputs[is_test], self.y[is_test]
 
 
 def own_parts(runs: Runs, seed: int) -> list[Part]:
-    """The validation examples of each client, and the test examples, as in training."""
+    """The validation examples of each client, and those that no client has, as in training."""
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
     split, names = splits[seed], program.group_names([*splits.values()])
@@ -72,10 +72,11 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
         x = jax.tree.map(lambda a: a[rows], data.x)
         return Part(domain, kind, client, assembled.source[rows], x, data.y[rows])
 
-    (test,) = parts_of(split.test)
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
-    return [*parts, part(summary.test_name(runs.cell, names), "test", -1, test)]
+    others = [(summary.unseen_name(runs.cell, kind), kind, of) for kind, of in split.unseen.items()]
+    others.append((summary.test_name(runs.cell, names), "test", split.test))
+    return [*parts, *(part(name, kind, -1, *parts_of(of)) for name, kind, of in others)]
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
@@ -225,7 +226,7 @@ def rows(
 
     for (domain, split), some in groups("domain", "split"):
         add("domain", domain, some, of.outputs, each, domain=domain, split=split)
-    outputs, y = of.of_new_clients()
+    outputs, y = of.of_test()
     if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
         sizes = [len(y)] * len(classes)
         if task.kind == "classes":

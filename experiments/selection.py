@@ -41,6 +41,12 @@ def candidates(lines: Sequence[Line]) -> list[Line]:
     return [line for line in trained(lines) if not line["diverged"]]
 
 
+def score_on(line: Line, kind: str) -> float | None:
+    """The score of an evaluation on the examples of one of `data.federation.UNSEEN`, or None."""
+    domains = line["domains"].values()
+    return next((domain["score"] for domain in domains if domain["split"] == kind), None)
+
+
 def differ_by_chance(domains: Sequence[Any]) -> bool:
     """Whether the domains' accuracies differ no more than by chance.
 
@@ -92,31 +98,41 @@ def rules(measure: Measure) -> dict[str, Rule]:
     def score(name: str) -> Callable[[Line], float]:
         return lambda line: measure.rank(line[name])
 
-    def best(name: str) -> Pick:
+    def best(rank: Callable[[Line], float]) -> Pick:
         """The highest score, of equal ones the last; NaN is the lowest."""
-        rank = score(name)
         return lambda lines: max(
             reversed(lines), key=lambda line: -math.inf if math.isnan(rank(line)) else rank(line)
         )
 
+    def unseen(line: Line) -> float:
+        found = score_on(line, "unseen_domain")
+        return math.nan if found is None else measure.rank(found)
+
+    def has_unseen(pick: Pick) -> Pick:
+        return lambda lines: None if score_on(lines[0], "unseen_domain") is None else pick(lines)
+
     def accuracies(pick: Pick) -> Pick:
         return pick if measure == ACCURACY else lambda lines: None
 
-    validation, test = "validation_score", "test_score"
+    validation, test = score("validation_score"), score("test_score")
     agreement = "the first evaluation at which the training domains, which had differed, differ no "
     return {
         "validation": Rule(
-            "the best validation score on the training domains", best(validation), score(validation)
+            "the best validation score on the training domains", best(validation), validation
         ),
         "agreement": Rule(
-            f"{agreement}more than by chance", accuracies(_agreeing), score(validation), True
+            f"{agreement}more than by chance", accuracies(_agreeing), validation, True
         ),
         "last_if_agreed": Rule(
             "the last evaluation, if there is one that agreement picks",
-            *(accuracies(_last_if_agreed), score(validation), True),
+            *(accuracies(_last_if_agreed), validation, True),
         ),
-        "last": Rule("the last evaluation", lambda lines: lines[-1], score(validation)),
-        "oracle": Rule("the best test score, for comparison only", best(test), score(test)),
+        "last": Rule("the last evaluation", lambda lines: lines[-1], validation),
+        "unseen_domain": Rule(
+            "the best score on a domain that no client has and that is not the test",
+            *(has_unseen(best(unseen)), unseen),
+        ),
+        "oracle": Rule("the best test score, for comparison only", best(test), test),
     }
 
 
@@ -125,11 +141,11 @@ RULES = rules(ACCURACY)
 
 def explained(rule: str) -> str:
     """A rule of selection in words."""
-    looks, scored = ("looked at", "test") if rule == "oracle" else ("never looked at", "validation")
+    scored = {"oracle": "test score", "unseen_domain": "score on that domain"}
     return (
         f"Model selection by {rule}. Each seed shows {RULES[rule].text}. The hyperparameters are "
-        f"those with the best mean {scored} score of these evaluations. The held-out domain is "
-        f"{looks}."
+        f"those whose mean {scored.get(rule, 'validation score')} in these evaluations is best. "
+        f"The held-out domain is {'' if rule == 'oracle' else 'never '}looked at."
     )
 
 

@@ -10,11 +10,14 @@ import numpy as np
 import pandas as pd
 import tabulate
 
+from fedjax_inv.data.federation import UNSEEN
+
 from . import comparison, selection
 from .comparison import Column
 from .metrics import ACCURACY, Measure
 from .running import divergence, files
 from .running.records import Line, Result
+from .running.summary import NEVER_SEEN
 from .selection import Chosen, choose, held_out_of
 
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
@@ -116,7 +119,8 @@ def _numbers(line: Line | None) -> dict[str, Any]:
     """The numbers of an evaluation that tables show."""
     fields = {"round": "played", "validation": "validation_score", "test": "test_score"}
     fields |= {"worst": "worst_score", "bytes": "bytes"}
-    return {name: line and getattr(line, field) for name, field in fields.items()}
+    unseen = {kind: line and selection.score_on(line, kind) for kind in UNSEEN}
+    return {name: line and getattr(line, field) for name, field in fields.items()} | unseen
 
 
 def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
@@ -126,7 +130,10 @@ def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     for run in one.runs:
         line, last = run["selected"], run.last
         ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
-        scores = {f"on {name}": score_on(domain) for name, domain in line.domains.items()}
+        scores = {
+            f"on {name}{' (unseen)' * (domain.split == 'unseen_domain')}": score_on(domain)
+            for name, domain in line.domains.items()
+        }
         rows.append(cell | {"seed": run.seed, "stops": run.stops} | _numbers(line) | ends | scores)
     return rows
 
@@ -155,8 +162,9 @@ def _summary(
     """A row for each group of equal keys.
 
     columns: heading -> (a column of rows, what of it is shown: one of the forms below). An asterisk
-        in a heading stands for the unit of the score.
+        in a heading stands for the unit of the score. One of `UNSEEN` is left out if no row has it.
     """
+    columns = {k: v for k, v in columns.items() if v[0] not in UNSEEN or rows[v[0]].notna().any()}
     forms: dict[str, Any] = {
         "score": known(text_of(of)),
         "or diverged": lambda values: known(text_of(of))(values) or "diverged",
@@ -182,9 +190,9 @@ def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
     """The scores by which the main table compares methods, with a column for each.
 
-    They are the test scores on each held-out domain, their mean and the worst of them, and the
-    mean at the last round. With a single held-out domain, the mean is left out, and the worst
-    domain is the worst of all domains, those for validation, too.
+    They are the test scores on each held-out domain, their mean and the worst of them, the mean on
+    clients never seen, and that of the test at the last round. With a single held-out domain, its
+    mean is left out, and the worst domain is the worst of all domains, those for validation, too.
     """
     test = _by_domain(rows, "test")
     columns = [(name, test[name]) for name in test]  # of which one may be called mean
@@ -194,6 +202,9 @@ def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
         columns.append(("worst domain", worst(axis=1, skipna=False)))
     else:
         columns.append(("worst domain", _by_domain(rows, "worst").iloc[:, 0]))
+    if rows["unseen_clients"].notna().any():
+        of_clients = _by_domain(rows, "unseen_clients").mean(axis=1, skipna=False)
+        columns.append((NEVER_SEEN, of_clients))
     columns.append(("at the last round", _by_domain(rows, "last").mean(axis=1, skipna=False)))
     labels = rows["algorithm"].unique()
     return [
@@ -307,7 +318,9 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
         "selected": ("setting", "first"),
         "at round": ("round", "list"),
         "validation*": ("validation", "score"),
+        "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
+        f"{NEVER_SEEN}*": ("unseen_clients", "score"),
         "held out at the last round*": ("last", "score"),
         "MB sent in all": ("sent", "megabytes"),
         "runs diverged": ("diverged", "first"),
@@ -328,6 +341,7 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
         "setting": ("setting", "first"),
         "at round": ("round", "mean"),
         "validation*": ("validation", "score"),
+        "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
     }
     names = {"held out": "best over methods, held out", "algorithm": "method"}
@@ -356,6 +370,7 @@ def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
         "runs diverged": ("diverged", "true"),
         "at round": ("round", "mean"),
         f"validation{end}": ("validation", "or diverged"),
+        f"unseen domain{end}": ("unseen_domain", "or diverged"),
         f"held out{end}": ("test", "or diverged"),
         f"worst domain{end}": ("worst", "or diverged"),
         "MB sent by then": ("bytes", "megabytes"),

@@ -49,7 +49,8 @@ _HOW = {
 # These and the flags that the cell contains.
 _NOT_COMPARED = {
     *_HOW,
-    *("algorithm", "set", "held_out", "learning_rate", "server_learning_rate", "seeds"),
+    *("algorithm", "set", "held_out", "validate", "learning_rate", "server_learning_rate"),
+    "seeds",
 }
 
 
@@ -170,7 +171,7 @@ def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
 
 def _check_cell(folder: Path, there: records.Cell, now: records.Cell) -> None:
     """Raises UsageError unless a folder holds these runs."""
-    for name in ("algorithm", "settings", "held_out"):
+    for name in ("algorithm", "settings", "held_out", "validate"):
         if there[name] != now[name]:
             _refuse(folder, f"whose {name} is {there[name]} and not {now[name]}")
     lacking = [run for run in now.runs if run not in there.runs]

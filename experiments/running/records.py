@@ -44,7 +44,7 @@ class Domain(Record, frozen=True):
     score: float
     loss: float | None  # mean loss; None if it is not finite
     examples: int
-    split: str  # validation or test
+    split: str  # validation, test, unseen_domain or unseen_clients
 
 
 class Line(Record, frozen=True, kw_only=True):
@@ -106,6 +106,7 @@ class Cell(Record, frozen=True):
     settings: dict[str, Setting]
     held_out: str | None
     runs: Annotated[list[Run], msgspec.Meta(min_length=1)]
+    validate: str | None = None  # the domain of --validate
 
     @classmethod
     def of(cls, cell: grid.Cell) -> Self:

@@ -1,7 +1,7 @@
 """Records of evaluations: the lines of the log, the stops and the results of runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,6 +9,7 @@ import numpy as np
 
 from fedjax_inv import evaluation, stopping
 from fedjax_inv.communication import Traffic
+from fedjax_inv.data.federation import UNSEEN
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.program import Outcome
 
@@ -16,6 +17,8 @@ from .. import selection
 from ..grid import Cell
 from ..metrics import ACCURACY, Measure
 from .records import Domain, Line, RunResult, Stop
+
+NEVER_SEEN = "clients never seen"  # the name of their examples, as of a domain
 
 
 def lines(
@@ -52,11 +55,13 @@ def lines(
             f"{name}_by_round": [round(float(value), 5) for value in values[index]]
             for name, values in outcome.watched.items()
         }
-        valid, test = jax.tree.map(lambda a, i=index: a[i], (outcome.valid, outcome.test))
+        held_out = outcome.valid, outcome.test, outcome.unseen
+        valid, test, unseen = jax.tree.map(lambda a, i=index: a[i], held_out)
         broken = (outcome.broken[index] >= 0).sum()
         stops = np.asarray(outcome.stops.round)[index] if end_at_stop else np.zeros(0)
         attended = np.asarray(outcome.attended)[index]
-        finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in (valid, test))
+        every = (valid, test, *unseen.values())
+        finite = all((np.isfinite(of.loss) | (of.size == 0)).all() for of in every)
         records.append(
             Line(
                 round=done,
@@ -67,7 +72,7 @@ def lines(
                 train_metrics={k: _number(v.mean()) if v.size else None for k, v in known.items()}
                 or None,
                 **watched,
-                **_by_domain(cell, measure, groups, valid, test),
+                **_by_domain(cell, measure, groups, valid, test, unseen),
                 **_by_class_and_client(outcome, index),
                 diverged=bool(not finite or (broken and not drops)),
                 ended=int(stops.max()) if stops.size and stops.all() else None,
@@ -104,16 +109,30 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     """The name of the test examples: the held-out domain, or a name of the test split."""
     if cell.held_out is not None:
         return cell.held_out
-    more = (f"test split {number}" for number in range(2, 2 + len(groups)))
+    taken = {*groups, cell.validate}
+    more = (f"test split {number}" for number in range(2, 2 + len(taken)))
     names = ("test", "test split", *more)
-    return next(name for name in names if name not in groups)
+    return next(name for name in names if name not in taken)
+
+
+def unseen_name(cell: Cell, kind: str) -> str:
+    """The name of the examples of one of `data.federation.UNSEEN`."""
+    return str(cell.validate) if kind == "unseen_domain" else NEVER_SEEN
 
 
 def _by_domain(
-    cell: Cell, measure: Measure, groups: list[str], valid: Scores, test: Scores
+    cell: Cell,
+    measure: Measure,
+    groups: list[str],
+    valid: Scores,
+    test: Scores,
+    unseen: Mapping[str, Scores],
 ) -> dict[str, Any]:
-    """The scores of an evaluation. valid: arrays [groups or more]. test: arrays [1]."""
+    """The scores of an evaluation. valid: arrays [groups or more]. test, unseen: arrays [1]."""
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
+    # Not in the order of a dict that was in JAX, which sorts it.
+    kinds = [kind for kind in UNSEEN if kind in unseen]
+    scores += [(unseen_name(cell, kind), kind, unseen[kind], 0) for kind in kinds]
     scores.append((test_name(cell, groups), "test", test, 0))
     domains = {
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
@@ -147,12 +166,12 @@ def stops(
     """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
     for index, threshold in enumerate(thresholds):
-        train, valid, test, *_ = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
+        train, *held_out = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
         at = int(stops.round[run, index])
         if not at:
             records.append(Stop(threshold, None))
             continue
-        scores = _by_domain(cell, measure, groups, valid, test)
+        scores = _by_domain(cell, measure, groups, *held_out)
         records.append(Stop(threshold, at, float(train.score[0]), **scores))
     return records
 

@@ -96,7 +96,7 @@ def test_round_0_is_never_selected() -> None:
     lines = [line(0, 0.9, domains=agreeing), line(3, 0.2), line(6, 0.1)]
     (run,) = summary.summarise(one, lines)
     picked = {rule: each and each.round for rule, each in run.by_rule.items()}
-    none = {"agreement": None, "last_if_agreed": None}
+    none = dict.fromkeys(("agreement", "last_if_agreed", "unseen_domain"))
     assert picked == none | {"validation": 3, "last": 6, "oracle": 3}
     state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
     stops: Any = None
@@ -253,7 +253,7 @@ def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
     cell = Cell("fedavg", {}, "75", CELL.runs[:1])
     valid = Scores(np.array([0.9, 0.0, 0.7]), np.array([0.1, 0.0, 0.3]), np.array([9, 0, 9]))
     test = Scores(np.array([0.8]), np.array([0.2]), np.array([9]))
-    found = summary._by_domain(cell, measure, ["0", "15", "30"], valid, test)
+    found = summary._by_domain(cell, measure, ["0", "15", "30"], valid, test, {})
     assert found["validation_score"] == pytest.approx(0.8)
     assert (found["worst_domain"], found["worst_score"]) == (
         ("30", 0.7) if measure.higher_is_better else ("0", 0.9)
@@ -261,7 +261,7 @@ def test_a_domain_without_examples_has_no_score(measure: Measure) -> None:
     shown = [tables.score_on(domain) for domain in found["domains"].values()]
     np.testing.assert_array_equal(shown, [0.9, np.nan, 0.7, 0.8])
     none = valid._replace(score=np.zeros(3), size=np.zeros(3, int))
-    found = summary._by_domain(cell, measure, ["0", "15", "30"], none, test)
+    found = summary._by_domain(cell, measure, ["0", "15", "30"], none, test, {})
     assert found["validation_score"] == 0
     assert (found["worst_domain"], found["worst_score"]) == ("75", 0.8)
 
@@ -273,7 +273,7 @@ def test_a_score_of_nan_is_the_worst_in_any_order(measure: Measure) -> None:
     for order in (["0", "15"], ["15", "0"]):
         score = np.array([np.nan if name == "15" else 0.9 for name in order])
         valid = Scores(score, np.array([0.1, 0.3]), np.array([9, 9]))
-        assert summary._by_domain(cell, measure, order, valid, test)["worst_domain"] == "15"
+        assert summary._by_domain(cell, measure, order, valid, test, {})["worst_domain"] == "15"
 
 
 def test_metrics_are_means_over_the_rounds_in_which_somebody_took_part() -> None:

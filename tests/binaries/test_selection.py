@@ -16,6 +16,7 @@ def line(round: int, accuracies: tuple[float, ...], test: float, examples: int =
     }
     domains["test"] = Domain(test, None, examples, "test")
     accuracy = float(np.mean(accuracies))
+    domains["unseen"] = Domain(1 - accuracy, None, examples, "unseen_domain")
     return runs.line(round, accuracy, test_score=test, domains=domains)
 
 
@@ -31,7 +32,10 @@ LINES = [
 
 @pytest.mark.parametrize(
     ("rule", "round"),
-    [("validation", 10), ("agreement", 15), ("last_if_agreed", 25), ("last", 25), ("oracle", 20)],
+    [
+        *[("validation", 10), ("agreement", 15), ("last_if_agreed", 25), ("last", 25)],
+        *[("unseen_domain", 5), ("oracle", 20)],
+    ],
 )
 def test_rules(rule: str, round: int) -> None:
     picked = RULES[rule].pick(LINES)
@@ -49,7 +53,7 @@ def test_of_equally_good_evaluations_the_later_is_picked(rule: str) -> None:
 
 def test_a_score_of_nan_is_the_lowest() -> None:
     lines = [line(5, (0.5, 0.5), 0.5), line(10, (np.nan, 0.9), np.nan)]
-    for rule in ("validation", "oracle"):
+    for rule in ("validation", "unseen_domain", "oracle"):
         picked = RULES[rule].pick(lines)
         assert picked is not None
         assert picked.round == 5

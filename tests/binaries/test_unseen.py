@@ -1,0 +1,133 @@
+"""A domain to select by, and clients that never train: in logs, tables and predictions."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import federation
+from fedjax_inv_experiments import assemble, config, finished, predictions, train
+from fedjax_inv_experiments import data as data_flags
+from fedjax_inv_experiments.running import log
+from fedjax_inv_experiments.running.records import Domain
+from fedjax_inv_experiments.running.summary import NEVER_SEEN
+from fedjax_inv_experiments.selection import RULES
+from runs import line, no_figures
+
+DOMAINS = ("a", "c", "p", "s")
+
+
+@pytest.mark.parametrize(
+    ("held_out", "validate", "expected"),
+    [
+        ("all", "next", {"a": "c", "c": "p", "p": "s", "s": "a"}),
+        ("p,a,c,s", "next", {"p": "a", "a": "c", "c": "s", "s": "p"}),
+        ("s", "next", {"s": "a"}),
+        ("p,a", "c", {"p": "c", "a": "c"}),
+        ("none", "c", {None: "c"}),
+        ("p,a", "", {"p": None, "a": None}),
+    ],
+)
+def test_each_held_out_domain_has_one_to_select_by(
+    held_out: str, validate: str, expected: dict[str | None, str | None]
+) -> None:
+    chosen = config.of(held_out=held_out, validate=validate)
+    tests = data_flags.held_out(chosen, DOMAINS)
+    assert data_flags.validated(chosen, DOMAINS, tests) == expected
+
+
+@pytest.mark.parametrize(
+    ("held_out", "validate", "domains"),
+    [
+        ("all", "c", DOMAINS),
+        ("p", "x", DOMAINS),
+        ("none", "next", DOMAINS),
+        ("a", "c", ("a", "c")),
+        ("none", "all", ("all",)),
+    ],
+)
+def test_a_domain_that_cannot_be_selected_by(
+    held_out: str, validate: str, domains: tuple[str, ...]
+) -> None:
+    chosen = config.of(held_out=held_out, validate=validate)
+    with pytest.raises(UsageError, match="--validate"):
+        data_flags.validated(chosen, domains, data_flags.held_out(chosen, domains))
+
+
+SMALL: dict[str, Any] = {
+    "angles": (0.0, 30.0, 60.0, 80.0),
+    "held_out": "80,0",
+    "validate": "next",
+    "clients": 5,
+    "held_out_clients": 0.2,
+    "seeds": (0, 1),
+}
+
+
+def test_the_seed_of_the_partition_fixes_who_holds_what() -> None:
+    def held(**flags: Any) -> list[list[list[int]]]:
+        splits = assemble.assemble(config.of(**SMALL, data_seed="0", **flags)).splits["80"]
+        of_seeds = [(*each[:3], each.unseen["unseen_clients"]) for each in splits.values()]
+        return [[np.concatenate(federation.parts_of(x)).tolist() for x in of] for of in of_seeds]
+
+    one, two = held()
+    assert one != two
+    assert held(partition_seed="1") == [two, two]
+
+
+def test_the_rule_looks_at_the_unseen_domain_alone() -> None:
+    assert RULES["unseen_domain"].pick([line(1, 0.5)]) is None
+    scores = (0.3, 0.6, 0.6, 0.2)
+    lines = [
+        line(
+            at,
+            0.1 * at,
+            test_score=0.9 - 0.1 * at,
+            domains={"0": Domain(of, 1, 4, "unseen_domain")},
+        )
+        for at, of in enumerate(scores, 1)
+    ]
+    assert RULES["unseen_domain"].pick(lines) is lines[2]  # of equal ones the last
+    assert RULES["unseen_domain"].score(lines[2]) == 0.6
+
+
+@pytest.mark.slow
+def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
+    """The clients never seen get, of a personal algorithm, what a new client gets."""
+    how: dict[str, Any] = {"algorithm": ("fedbn",), "norm": "batch", "widths": (4,)}
+    how |= {"rounds": 3, "eval_every": 1, "select": "unseen_domain", "learning_rate": (0.5,)}
+    chosen = config.of(run_dir=str(tmp_path / "grid"), **SMALL, **how)
+    with no_figures():
+        printed = train.train(chosen)
+    assert NEVER_SEEN in printed
+    table = (tmp_path / "grid" / "table.md").read_text()
+    assert "unseen domain, %" in table
+    frame = pd.read_csv(tmp_path / "grid" / "runs.csv")
+    kinds = frame.groupby("held_out")["split"].unique().map(set)
+    assert all({*federation.UNSEEN} < each for each in kinds)
+    for held_out, by in (("80", "0"), ("0", "80")):
+        runs = finished.open("run", tmp_path / "grid" / f"fedbn-{held_out}")
+        assert (runs.cell.validate, runs.cell.held_out) == (by, held_out)
+        (index, other) = finished.chosen(runs)
+        lines = log.read(runs.path)
+        for run in (index, other):
+            of_run = [x for x in lines if x.run == run and x.round]
+            best = max(x.domains[by].score for x in of_run)
+            selected = runs.run(run, "best").line()
+            assert selected.domains[by].score == best
+            seed = runs.cell.runs[run].seed
+            parts = predictions.own_parts(runs, seed)
+            of = predictions.predicted(runs.run(run, "best"), runs.algorithm(run), parts)
+            rows = predictions.rows(of, runs.data.task, runs.data.dataset.classes)
+            again = {row["name"]: row for row in rows if row["by"] == "domain"}
+            assert [*again] == [*selected.domains]
+            for name, domain in selected.domains.items():
+                assert (again[name]["split"], again[name]["examples"]) == (
+                    domain.split,
+                    domain.examples,
+                )
+                np.testing.assert_allclose(again[name]["score"], domain.score, atol=1e-6)
+                np.testing.assert_allclose(again[name]["loss"], domain.loss, rtol=1e-4)
