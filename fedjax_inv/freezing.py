@@ -144,6 +144,11 @@ def train_only(
     plain = make(model)
     network = plain.network
 
+    def after_round(server: Server, round: Array) -> Server:
+        after = inner(server.frozen).after_round
+        assert after
+        return server._replace(wrapped=after(server.wrapped, round))
+
     def inner(frozen: Variables) -> Algorithm:
         return make(_completed(model, frozen, patterns))
 
@@ -175,6 +180,7 @@ def train_only(
         plain.personal,
         network_of if network else None,
         plain.own_outputs,
+        after_round if plain.after_round else None,
     )
 
 

@@ -226,6 +226,10 @@ def step(
     for index, exchange in enumerate(algorithm.exchanges):
         state, report = _exchange(exchange, index, state, cohort, federation, axis, drop_nonfinite)
         reports.append(report)
+    if algorithm.after_round:
+        attended = jnp.stack([report.present for report in reports]).any()
+        after = algorithm.after_round(state.server, state.round)
+        state = state._replace(server=optax.tree.where(attended, after, state.server))
     return state._replace(round=state.round + 1), tuple(reports)
 
 

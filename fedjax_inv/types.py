@@ -316,6 +316,8 @@ class Algorithm(NamedTuple):
     # server -> the network of a client that was never seen; None: there is no single network
     network: Callable[[Tree], Variables] | None = None
     own_outputs: bool = False  # whether `predict` differs from `models.predict` of that network
+    # (server, round [] from 0) -> the server after a round that somebody attended; None: the same
+    after_round: Callable[[Tree, Array], Tree] | None = None
 
 
 class Facts(NamedTuple):

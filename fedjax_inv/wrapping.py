@@ -4,6 +4,7 @@ The server of such an algorithm is a NamedTuple whose field `wrapped` is the ser
 algorithm; its other fields are the state of the outer algorithm.
 """
 
+import operator
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
@@ -35,22 +36,22 @@ def layers(server: Tree) -> Iterator[Tree]:
         yield server
 
 
-def lift(exchange: Exchange) -> Exchange:
+def lift(exchange: Exchange, field: str = "wrapped") -> Exchange:
     """Return an exchange on the inner server as an exchange on the outer one.
 
-    It changes `wrapped` and no other field of the server.
+    It changes the `field` of the server that holds the inner one, and no other.
     """
-    blank = exchange.blank
+    blank, inner = exchange.blank, operator.attrgetter(field)
 
     def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
-        return server._replace(wrapped=exchange.update(server.wrapped, aggregated, cohort))
+        return server._replace(**{field: exchange.update(inner(server), aggregated, cohort)})
 
     return exchange._replace(
-        broadcast=lambda server: exchange.broadcast(server.wrapped),
+        broadcast=lambda server: exchange.broadcast(inner(server)),
         update=update,
-        attends=lambda server, who, round: exchange.attends(server.wrapped, who, round),
-        broadcast_undelayed=lambda server: exchange.broadcast_undelayed(server.wrapped),
-        blank=blank and (lambda server: blank(server.wrapped)),
+        attends=lambda server, who, round: exchange.attends(inner(server), who, round),
+        broadcast_undelayed=lambda server: exchange.broadcast_undelayed(inner(server)),
+        blank=blank and (lambda server: blank(inner(server))),
     )
 
 
@@ -62,7 +63,7 @@ def around(
     Its server before the first round is that of `init_server`, and its exchanges are on the
     wrapping server; see `lift`.
     """
-    network = algorithm.network
+    network, after = algorithm.network, algorithm.after_round
 
     def init_client(server: Tree, who: Array) -> Tree:
         return algorithm.init_client(server.wrapped, who)
@@ -82,4 +83,6 @@ def around(
         algorithm.personal,
         network=network_of if network else None,
         own_outputs=algorithm.own_outputs,
+        after_round=after
+        and (lambda server, round: server._replace(wrapped=after(server.wrapped, round))),
     )
