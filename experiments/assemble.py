@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, freezing, platforms, program, rounds
+from fedjax_inv import devices, freezing, platforms, polyak, program, rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
@@ -159,6 +159,9 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
 
         trained = config.train_only
         plain = freezing.train_only(of, model, trained) if trained else of(model)
+        if config.average:
+            first = config.average_from - 1
+            plain = polyak.averaged(plain, decay=config.average, first=first)
         return build.with_rule(config, cell.algorithm, plain)
 
     made.FACTS = build.facts(config, cell.algorithm)  # type: ignore[attr-defined]

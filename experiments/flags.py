@@ -342,6 +342,14 @@ _must("server_learning_rate", "one or several numbers", bool)
 _must_differ("learning_rate", "server_learning_rate")
 flags.DEFINE_float("server_momentum", 0.0, "Momentum of the server's sgd.", **_BELOW_1)
 flags.DEFINE_float("server_epsilon", 1e-3, "eps of the server's adam and yogi.", lower_bound=1e-38)
+flags.DEFINE_float(
+    "average",
+    0.0,
+    "Serve and evaluate the mean of the server's networks, in which a network counts by this "
+    "factor less with each later round; 1: all count alike (SWA); 0: the newest alone.",
+    **_SHARE,
+)
+flags.DEFINE_integer("average_from", 1, "The first round whose network counts.", lower_bound=1)
 TRAINING = _section()
 
 # The network.
@@ -553,6 +561,11 @@ flags.DEFINE_integer(
 )
 def _warmup_fits(values: Mapping[str, Any]) -> bool:
     return values["schedule"] == "constant" or values["warmup_rounds"] < values["rounds"]
+
+
+@flags.multi_flags_validator(["average_from", "rounds"], "an average begins within --rounds")
+def _average_fits(values: Mapping[str, Any]) -> bool:
+    return values["average_from"] <= values["rounds"]
 
 
 _define_list(

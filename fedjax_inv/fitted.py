@@ -6,7 +6,7 @@ Axis letters: R runs, E evaluations.
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from fedjax_inv import checks, evaluation, platforms, rounds, tree
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
+from fedjax_inv.one_run import first_network
 from fedjax_inv.program import Outcome, Run, Training
 from fedjax_inv.types import Algorithm, Array, Federation, Tree, Variables
 
@@ -242,6 +243,32 @@ class Fitted:
         if network is None:
             raise UsageError("run", run, "has no single network; `predict` gives its outputs")
         return network(self.state(run).server)
+
+    def soup(self, runs: Sequence[int] | None = None) -> Variables:
+        """Return the mean of the networks of runs, by default of all (a uniform model soup).
+
+        Wortsman et al. 2022 (arXiv 2203.05482). The runs may differ in seeds and hyperparameters,
+        but must start from one network, as far-apart networks have no mean that makes sense: from
+        that of the model's `init`, or of the clients' `variables`. Statistics (BatchNorm) are
+        averaged too. As of `network`, there is a UsageError if the algorithm has none.
+        """
+        chosen = range(len(self.runs)) if runs is None else runs
+        networks = [jax.device_get(self.network(run)) for run in chosen]
+        inputs, first = self.plan.inputs, functools.partial(first_network, self.plan.experiment)
+        kept = self.plan.program.gathered((inputs.seed, inputs.variables, inputs.scaling))
+
+        @jax.jit
+        def start(seed: Array, variables: Tree, scaling: Tree) -> Variables:
+            own = inputs._replace(seed=seed, variables=variables, scaling=scaling)
+            return first(own, self.plan.sample.x)
+
+        starts = [jax.device_get(start(*tree.take(kept, run))) for run in chosen]
+        for other in starts[1:]:
+            if not all(jax.tree.leaves(jax.tree.map(np.array_equal, starts[0], other))):
+                raise UsageError("runs", ..., "must have started from one network, as of `init`")
+        return jax.tree.map(
+            lambda *leaves: np.mean(leaves, 0, np.float64).astype(leaves[0].dtype), *networks
+        )
 
     def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> Any:
         """Return the outputs of a run's network on inputs x [B, ...], on the host.

@@ -21,7 +21,17 @@ from fedjax_inv import (
 )
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.grid import Inputs
-from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Loss, Model, Tree
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Cohort,
+    Examples,
+    Federation,
+    Loss,
+    Model,
+    Tree,
+    Variables,
+)
 
 _BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch
 
@@ -98,6 +108,20 @@ class Outcome(NamedTuple):
 
 Shards = ClientShards | SharedExamples
 Sets = list[tuple[Shards, bool]]  # each with whether its shards are those of the run's clients
+
+
+def first_network(experiment: Experiment, inputs: Inputs, x: Tree) -> Variables:
+    """Return the network before the first round; of x [M, ...] only the shapes matter."""
+    variables = inputs.variables
+    if variables is None:
+        sample = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), x)
+        key = jax.random.fold_in(jax.random.key(inputs.seed), 0)
+        variables = experiment.model.init(key, sample)
+    if inputs.scaling is not None:
+        variables = models.with_scaling(variables, inputs.scaling)
+    return variables
+
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -135,18 +159,11 @@ class OneRun(NamedTuple):
 
     def state(self, data: Examples, inputs: Inputs) -> rounds.State:
         """Return the state before the first round."""
-        key = jax.random.key(inputs.seed)
-        sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), data.x)
-        variables = inputs.variables
-        if variables is None:
-            variables = self.experiment.model.init(jax.random.fold_in(key, 0), sample)
-        if inputs.scaling is not None:
-            variables = models.with_scaling(variables, inputs.scaling)
         return rounds.init(
             self.algorithm(inputs),
-            variables,
+            first_network(self.experiment, inputs, data.x),
             Federation(data, *inputs.train),
-            jax.random.fold_in(key, 1),
+            jax.random.fold_in(jax.random.key(inputs.seed), 1),
             history=self.experiment.history,
             axis=self.axis,
         )

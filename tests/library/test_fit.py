@@ -182,6 +182,26 @@ def test_predictions_are_those_of_the_served_network() -> None:
         found.evaluate(x, y / 2)
 
 
+def test_a_soup_is_the_mean_of_networks_that_started_from_one() -> None:
+    def weights(network: Tree) -> np.ndarray:
+        (leaf,) = jax.tree.leaves(network)
+        return np.asarray(leaf)
+
+    fitted, _ = trained()
+    same_seed = [run for run, one in enumerate(fitted.runs) if one.seed == SEEDS[1]]
+    networks = [weights(fitted.network(run)) for run in same_seed]
+    assert np.abs(networks[0] - networks[1]).max() > 1e-3
+    np.testing.assert_allclose(weights(fitted.soup(same_seed)), np.mean(networks, 0), rtol=1e-6)
+    assert_same_bits(fitted.soup([2]), fitted.network(2))
+    assert_same_bits(fitted.soup([2, 2, 2]), fitted.network(2))
+    with pytest.raises(UsageError, match="runs"):  # two seeds
+        fitted.soup()
+    one = MODEL._replace(init=lambda key, x: MODEL.init(jax.random.key(7), x))
+    seeds = fit(fedavg.fedavg, one, CLIENTS, grid={"seed": SEEDS}, **FLAT)
+    mean = np.mean([weights(seeds.network(run)) for run in (0, 1)], 0)
+    np.testing.assert_allclose(weights(seeds.soup()), mean, rtol=1e-6)
+
+
 def test_a_history_becomes_a_data_frame() -> None:
     history = trained()[0].history
     frame = history.to_dataframe()
