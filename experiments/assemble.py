@@ -203,7 +203,7 @@ def assemble(
     if first.task == "classes" and len(np.unique(first.y)) < 2:
         text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
         raise flag_error("dataset", config.dataset, text)
-    task = build.task(config, first.task)
+    task = build.task(config, first.task, len(first.domains))
     model = build.network(config, first)
     shapes = build.network_shapes(config, model, first)
     variables = start(shapes, [*draw_of]) if start and config.init_from else None
@@ -302,8 +302,13 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
     config = assembled.config
     model, hyper = assembled.model, cell.runs[0].hyper
     built = algorithm(config, cell, model, assembled.task, hyper)
-    split = next(iter(assembled.splits[cell.held_out].values()))
-    number = 1 if build.facts(config, cell.algorithm).pooled else len(split.domain)
+    of_seed = assembled.splits[cell.held_out].values()
+    split, known = next(iter(of_seed)), build.facts(config, cell.algorithm)
+    is_mixed = any(federation.mixes_domains(each, pooled=known.pooled) for each in of_seed)
+    if known.needs_domains and not is_mixed:
+        text = "needs examples of several domains in a client; --partition=mixed deals such"
+        raise flag_error("algorithm", cell.algorithm, text)
+    number = 1 if known.pooled else len(split.domain)
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     variables = jax.eval_shape(model.init, key, build.sample(assembled.data.x))
@@ -389,14 +394,15 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
 
 
 def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
-    x, y = draws[0].x, draws[0].y
+    needed = any(build.facts(config, name).needs_domains for name in config.algorithm)
+    each = [(draw.x, draw.y, draw.domain if needed else None) for draw in draws]
+    arrays = each[0]
     if len(draws) > 1:
-        x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(each.x for each in draws))
-        y = np.concatenate([each.y for each in draws])
-    is_large = config.hold == "auto" and devices.too_large(num_bytes((x, y)))
+        arrays = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
+    is_large = config.hold == "auto" and devices.too_large(num_bytes(arrays))
     if config.hold == "stream" or is_large:
-        return federation.examples_on_host(x, y)
-    return federation.examples(x, y)
+        return federation.examples_on_host(*arrays)
+    return federation.examples(*arrays)
 
 
 def _split(

@@ -218,6 +218,7 @@ class Task(NamedTuple):
     loss_of_means: Loss | None
     is_default: bool  # whether algorithms keep the loss that they have by default
     score: Score
+    num_domains: int  # of the data, for algorithms that need it
 
     @property
     def measure(self) -> Measure:
@@ -248,7 +249,7 @@ def _check_kind(flag: str, name: str, kinds: Mapping[str, Sequence[str]], kind: 
         raise flag_error(flag, name, f"does not fit {kind}, which the data have; must be of {fits}")
 
 
-def task(config: Config, kind: str) -> Task:
+def task(config: Config, kind: str, num_domains: int = 1) -> Task:
     """The task of data with this kind of targets, which fits the algorithms."""
     loss, name = objectives.DEFAULTS[kind][0], config.loss
     if name == "auto":
@@ -263,7 +264,7 @@ def task(config: Config, kind: str) -> Task:
     if name == "cross_entropy":
         of_means = objectives.soft_cross_entropy
     is_default = config.loss == "auto" and kind == "classes"
-    found = Task(kind, loss, of_means, is_default, _score(config, kind))
+    found = Task(kind, loss, of_means, is_default, _score(config, kind), num_domains)
     for each in config.algorithm:
         facts = factories.facts(each)
         if facts.needs_classes and kind != "classes":
@@ -333,6 +334,8 @@ def algorithm(
         arguments["loss"] = task.loss_of_means if means else task.loss
     if model.mixable is not None and factories.takes(factory, "mixable"):
         arguments["mixable"] = model.mixable
+    if factories.facts(name).needs_domains:
+        arguments["num_domains"] = task.num_domains
     flags = setting_flags(name)
     return factories.called("algorithm", name, flags, Algorithm, factory, model, work, **arguments)
 

@@ -195,7 +195,8 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
     return {
         p.name: _plain_types(hints.get(p.name, _usual(p.default)))
         for p in inspect.signature(function).parameters.values()
-        if p.kind is p.KEYWORD_ONLY and p.name != "server_optimizer"  # it has its own flags
+        # The optimizer has its own flags, and the data have the domains.
+        if p.kind is p.KEYWORD_ONLY and p.name not in ("server_optimizer", "num_domains")
     }
 
 

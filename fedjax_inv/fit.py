@@ -12,6 +12,9 @@
 - A function of the seeds that returns `data.federation.Splits`, such as
   `data.clients.of_dataset(dataset, partition=..., held_out=...)`.
 
+Methods that use the domains inside of clients get those of the `Dataset`; each client of a list is
+one domain.
+
 Targets that are integers are classes, booleans are labels, and numbers in floating point are
 values. Inputs of uint8 are scaled to [0, 1], as images are, but for arrays [n, D] of features.
 
@@ -45,7 +48,7 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients as of_clients
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import Splits
+from fedjax_inv.data.federation import Splits, mixes_domains
 from fedjax_inv.devices import Devices
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.plan import Evaluations, Plan
@@ -159,6 +162,10 @@ def plan(
 
     splits = _splits(clients, _seeds(runs), test, validation)
     model = model if splits.render is None else models.painted(model, splits.render)
+    if facts.needs_domains:
+        fixed = {**fixed, "num_domains": _num_domains(splits, pooled=facts.pooled)}
+    else:
+        splits = splits._replace(data=splits.data._replace(domain=None))
     task = task_of(algorithm, splits.data.y, loss, evaluations.score)
     num_classes = task.num_classes(model, splits.data)
     inputs = _inputs(runs, splits, evaluations, num_classes, pooled=facts.pooled)
@@ -192,6 +199,16 @@ def plan(
     arrays = splits.data, inputs, cohorts
     more: dict[str, Any] = {"groups": groups, "num_classes": num_classes, "task": task}
     return Plan.of(experiment, devices, runs, *arrays, evaluations=evaluations, **more)
+
+
+def _num_domains(splits: Splits, *, pooled: bool) -> int:
+    """Return D for a method that needs the domains inside of clients."""
+    if splits.data.domain is None:
+        raise UsageError("clients", ..., "must have a domain of each example, as a Dataset has")
+    if not any(mixes_domains(split, pooled=pooled) for split in splits.of_seed.values()):
+        text = "needs examples of several domains in a client, such as those of partition=mixed"
+        raise UsageError("algorithm", ..., text)
+    return int(np.max(splits.data.domain)) + 1
 
 
 def _seeds(runs: Sequence[Run]) -> list[int]:

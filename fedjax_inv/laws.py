@@ -30,6 +30,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_inv import checks, devices, local, models, platforms, rounds, tree
 from fedjax_inv.data import federation as federations
+from fedjax_inv.task import facts_of
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -52,6 +53,7 @@ NUM_CLASSES = 3
 IMAGE = (6, 6, 1)
 SIZES = (4, 0, 1, 7, 5)
 NUM_CLIENTS = len(SIZES)
+NUM_DOMAINS = 3
 NO_EXAMPLE, ONE_EXAMPLE, POISONED = 1, 2, 3  # clients
 HISTORY = 3  # broadcasts kept, as the longest delay is two rounds
 _HALF = 3  # rounds, after which a run is resumed
@@ -62,6 +64,7 @@ def federation(
 ) -> Federation:
     """Return clients of these sizes, by default with 8-bit images, brighter for a higher class.
 
+    Each of these examples has a domain.
     No client has the last four examples, nor the last 8 rows of the order. Of other data the first
     sum(sizes) + 4 examples are taken.
     """
@@ -69,7 +72,8 @@ def federation(
     if data is None:
         y = rng.integers(0, NUM_CLASSES, number)
         x = rng.integers(0, 120, (number, *IMAGE)) + 60 * y[:, None, None, None]
-        data = federations.examples(x.astype(np.uint8), y.astype(np.int32))
+        domain = np.random.default_rng(seed).integers(0, NUM_DOMAINS, number)
+        data = federations.examples(x.astype(np.uint8), y.astype(np.int32), domain)
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:number], data)
     parts = np.split(rng.permutation(sum(sizes)), np.cumsum(sizes)[:-1])
     split = federations.of_parts(data, parts)
@@ -158,8 +162,7 @@ def _filled_otherwise(otherwise: Array) -> contextlib.AbstractContextManager[Any
     def taken(shard: Shard, positions: Array, mask: Array) -> Batch:
         batch = take(shard, positions, mask)
         row = jnp.where(otherwise & ~mask, jnp.argmax(mask), jnp.arange(mask.shape[0]))
-        x, y = jax.tree.map(lambda leaf: leaf[row], (batch.x, batch.y))
-        return Batch(x, y, mask)
+        return tree.take(batch, row)._replace(mask=mask)
 
     return mock.patch.object(local, "take_batch", taken)
 
@@ -264,6 +267,8 @@ class Case:
         self.factory, self.work = factory, work
         self.model = model or models.mlp(NUM_CLASSES, widths=(8,))
         self.hyperparameters = dict(hyperparameters or {})
+        if facts_of(factory).needs_domains:
+            self.hyperparameters.setdefault("num_domains", NUM_DOMAINS)
         self.bytes = federation(data=data)
         self.federation = in_floats(self.bytes)
         self.schedule: Cohort = plain(schedule())

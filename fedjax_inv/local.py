@@ -41,7 +41,7 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
     """
     rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
     examples = tree.take(shard.data, rows)
-    return Batch(examples.x, examples.y, mask)
+    return Batch(examples.x, examples.y, mask, examples.domain)
 
 
 def _batch_of_pass(

@@ -153,7 +153,7 @@ def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     own = [each for each in parameters[2:] if each.kind not in variable]  # after model and work
     for each in own:
-        if each.default is each.empty and each.name not in ("loss", *given):
+        if each.default is each.empty and each.name not in ("loss", "num_domains", *given):
             text = f"must be given, as {_name(algorithm)} has no default for it"
             raise UsageError(each.name, ..., text)
     names = [each.name for each in own]

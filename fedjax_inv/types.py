@@ -25,6 +25,7 @@ class Examples(NamedTuple):
 
     x: Tree  # [M, ...]; uint8 images stay uint8, the model scales them to [0, 1]
     y: Tree  # [M, ...] targets, such as those of `data.dataset.Dataset.y`
+    domain: Array | None = None  # [M] int32 in 0..D-1; None but for `Facts.needs_domains`
 
 
 class Federation(NamedTuple):
@@ -62,6 +63,7 @@ class Batch(NamedTuple):
     x: Tree
     y: Tree  # [B, ...]
     mask: Array  # [B] bool
+    domain: Array | None = None  # [B] int32, as in `Examples`
 
 
 class Cohort(NamedTuple):
@@ -329,6 +331,8 @@ class Facts(NamedTuple):
     pooled: bool = False  # trains on a federation of one client that has all examples
     needs_norm: bool = False  # is a different algorithm only for networks with normalisation
     needs_classes: bool = False  # is for targets that are classes alone
+    # reads `Batch.domain`, which is None otherwise; its setting `num_domains` is D
+    needs_domains: bool = False
     means_of_targets: bool = False  # its loss takes means of targets [B, K], of one-hot classes too
     precision: str = "default"  # of float32 products on GPUs and TPUs (`platforms.PRECISIONS`)
     infinite: tuple[str, ...] = ()  # settings for which infinity has a meaning

@@ -187,7 +187,7 @@ def splits_of_arrays(
 
     x and y [M, ...] are on the host, and `parts` are the rows of each client. `test` are further
     inputs and targets that no client holds. `validation` is the part of each client's examples that
-    is held out for validation, as in `federation.validation_size`.
+    is held out for validation, as in `federation.validation_size`. Each client is a domain.
     """
     checks.real("validation", validation, 0, 1)
     num_train = len(jax.tree.leaves(y)[0])
@@ -198,8 +198,11 @@ def splits_of_arrays(
             text = f"holds {_form(of_test)}, must hold {_form((x, y))} as in training"
             raise UsageError("test", ..., text)
         x, y = jax.tree.map(_joined, (x, y), of_test)
-    data = federations.examples_on_host(x, y)
-    test_rows = np.arange(num_train, len(jax.tree.leaves(y)[0]))
+    domain = np.full(len(jax.tree.leaves(y)[0]), -1, np.int32)  # of the test: none
+    for client, part in enumerate(parts):
+        domain[part] = client
+    data = federations.examples_on_host(x, y, domain)
+    test_rows = np.arange(num_train, len(domain))
     splits = {}
     for seed in seeds:
         rng = np.random.default_rng(seed)
@@ -249,7 +252,7 @@ def of_dataset(
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):
         warnings.warn(text, stacklevel=3)
-    data = federations.examples_on_host(x, y)
+    data = federations.examples_on_host(x, y, dataset.domain)
     deal = partition or _by_user_or_domain(dataset, held_out, validate)
 
     split = functools.partial(

@@ -52,26 +52,26 @@ class Splits(NamedTuple):
     render: Callable[[Tree], Array] | None = None  # as in a `Dataset`
 
 
-def examples(x: Tree, y: Tree) -> Examples:
+def examples(x: Tree, y: Tree, domain: Any = None) -> Examples:
     """Put M examples on the device, in their own dtype; labels [M] of integers become int32.
 
-    x and y are arrays or trees of arrays, [M, ...]. There is a UsageError for an integer that does
-    not fit into 32 bits.
+    x and y are arrays or trees of arrays, [M, ...], and `domain` [M] are the domains, if a method
+    needs them. There is a UsageError for an integer that does not fit into 32 bits.
     """
-    return on_device(examples_on_host(x, y))
+    return on_device(examples_on_host(x, y, domain))
 
 
-def examples_on_host(x: Tree, y: Tree) -> Examples:
+def examples_on_host(x: Tree, y: Tree, domain: Any = None) -> Examples:
     """Return M examples as `examples` does, but on the host; numbers of 32 bits are not copied.
 
     Arrays may be `np.memmap`s.
     """
-    _check_examples(Examples(x, y))
+    _check_examples(Examples(x, y, domain))
 
     def kept(leaf: Any) -> Any:
         return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
 
-    return jax.tree.map(kept, Examples(x, jax.tree.map(_in_int32, y)))
+    return jax.tree.map(kept, Examples(x, *jax.tree.map(_in_int32, (y, domain))))
 
 
 def _check_examples(data: Examples) -> None:
@@ -394,6 +394,11 @@ def test_shards(
     return of_parts(
         data, [rows[part] for part in partitions.shards_like(labels[rows], counts, rng)]
     )
+
+
+def mixes_domains(split: Split, *, pooled: bool) -> bool:
+    """Return whether a client has several domains, or all clients together if they are pooled."""
+    return bool((split.domain < 0).any() or (pooled and len({*split.domain.tolist()}) > 1))
 
 
 def pooled(federation: Federation) -> Federation:

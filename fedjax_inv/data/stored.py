@@ -22,9 +22,9 @@ class Stored(NamedTuple):
         return sum(int(np.prod(leaf.shape[1:])) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def of_arrays(x: Tree, y: Tree) -> Stored:
+def of_arrays(x: Tree, y: Tree, domain: Any = None) -> Stored:
     """Return examples [M, ...] in memory, or in files (`np.load(..., mmap_mode="r")`)."""
-    data = jax.tree.map(np.asarray, Examples(x, y))
+    data = jax.tree.map(np.asarray, Examples(x, y, domain))
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data)
     return Stored(shapes, lambda rows: jax.tree.map(lambda leaf: leaf[rows], data))
 

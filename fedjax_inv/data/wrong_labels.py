@@ -116,7 +116,7 @@ def _extended(data: Examples, source: np.ndarray, labels: np.ndarray) -> Example
         return whole if isinstance(leaf, np.ndarray) else jax.device_put(whole)
 
     y = labels if isinstance(data.y, np.ndarray) else jax.device_put(labels)
-    return Examples(jax.tree.map(with_copies, data.x), y)
+    return jax.tree.map(with_copies, data._replace(y=()))._replace(y=y)
 
 
 def _on(split: Split, data: Examples, order: np.ndarray) -> Split:

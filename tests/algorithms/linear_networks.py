@@ -67,7 +67,7 @@ def work(num_steps: int = NUM_STEPS) -> Work:
 
 def examples_of(federation: Federation) -> list[Examples]:
     """The examples of each client."""
-    x, y = (np.asarray(leaf) for leaf in federation.data)
+    x, y = (np.asarray(leaf) for leaf in federation.data[:2])
     return [(x[rows], y[rows]) for rows in federations_of.parts_of(federation)]
 
 

@@ -186,7 +186,7 @@ def real_examples(who: int) -> tuple[Array, Array]:
 
     @jax.jit
     def examples(federation: Federation) -> tuple[Array, Array]:
-        x, y = widened(federations.in_floats(federation)).data
+        x, y = widened(federations.in_floats(federation)).data[:2]
         return x[rows], y[rows]
 
     return examples(federation)

@@ -310,7 +310,7 @@ risk_gradient = jax.jit(jax.grad(risk, has_aux=True))
 
 def body_gradient(game_: fl_games.Game, who: int, batch_size: int) -> Tree:
     """The mean over a client's examples of (phi's gradient, statistics), batch after batch."""
-    x, y = plain(FEDERATION.data)
+    x, y = plain(FEDERATION.data[:2])
     rows = federations.rows_of(FEDERATION, who)
     parts = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
     found = [plain(risk_gradient(game_.body.params, game_, x[part], y[part])) for part in parts]

@@ -49,7 +49,7 @@ def test_examples_keep_their_type_and_may_be_trees():
     np.testing.assert_array_equal(data.x, dataset.x)
     np.testing.assert_array_equal(data.y, dataset.y)
     x = {"image": np.zeros((3, 2), np.uint8), "code": np.arange(3)}
-    data = federation.examples(x, (np.ones((3, 2), np.float32), np.arange(3)))
+    data = federation.examples(x, (np.ones((3, 2), np.float32), np.arange(3)))[:2]
     assert jax.tree.map(jnp.shape, data) == (({"image": (3, 2), "code": (3,)}), ((3, 2), (3,)))
 
 

@@ -1,0 +1,101 @@
+"""The domain of each example in a client reaches the methods that ask for it, and no others."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_inv import averaging, models, streaming
+from fedjax_inv.algorithms import fedavg
+from fedjax_inv.checks import UsageError
+from fedjax_inv.data import clients, federation, stored, wrong_labels
+from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.devices import Devices
+from fedjax_inv.fit import plan
+from fedjax_inv.types import Algorithm, Array, Batch, Facts, Model, Step, Variables, Work
+
+M = 90
+RNG = np.random.default_rng(0)
+DOMAIN = RNG.integers(0, 3, M).astype(np.int32)
+# An input tells its domain.
+DATASET = Dataset(
+    np.stack([DOMAIN, RNG.normal(size=M)], 1).astype(np.float32),
+    RNG.integers(0, 2, M).astype(np.int32),
+    ("a", "b"),
+    DOMAIN,
+    ("north", "east", "south"),
+    np.zeros(M, bool),
+)
+MIXED = federation.partitioner("mixed", DATASET, 4, mixing=0.5)
+
+
+def watching(model: Model, work: Work, *, num_domains: int) -> Algorithm:
+    """FedAvg that reports D, the real examples of another domain, and the domains of a batch."""
+    risk_gradient = averaging.gradient(model)
+
+    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        step = risk_gradient(variables, batch, key)
+        wrong = (batch.mask & (batch.domain != batch.x[:, 0])).sum()
+        seen = (batch.mask[:, None] & (batch.domain[:, None] == jnp.arange(num_domains))).any(0)
+        metrics = {"wrong": 1.0 * wrong, "seen": 1.0 * seen.sum(), "of": 1.0 * num_domains}
+        return step._replace(metrics={**step.metrics, **metrics})
+
+    how: Any = {"server_optimizer": optax.sgd(1.0), "weighting": "size"}
+    return averaging.averaging(model, work, lambda visit: grad_fn, **how)
+
+
+watching.FACTS = Facts(needs_domains=True)  # type: ignore[attr-defined]
+MODEL = models.mlp(2, widths=(3,))
+FEW: dict[str, Any] = {"rounds": 2, "batch_size": 7, "grid": {"seed": [0, 1]}}
+
+
+@pytest.mark.parametrize(
+    "used", [Devices(1), Devices(1, stream=True), Devices(4, own=True)], ids=["one", "host", "own"]
+)
+def test_mixed_clients_keep_the_domain_of_each_example(
+    used: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 500)
+    data = clients.of_dataset(DATASET, partition=MIXED, held_out="south", validation=0.2)
+    history = plan(watching, MODEL, data, devices=used, **FEW).train().history
+    np.testing.assert_array_equal(history["train_wrong"], 0)
+    np.testing.assert_array_equal(history["train_of"], 3)
+    assert (history["train_seen"] > 1.4).all()
+
+
+def test_clients_of_a_list_are_domains_and_copies_keep_theirs() -> None:
+    x = DATASET.x.copy()
+    parts = [np.arange(10), np.arange(10, 12), np.arange(12, M)]
+    for client, part in enumerate(parts):
+        x[part, 0] = client
+    each = [(x[part], DATASET.y[part]) for part in parts]
+    history = plan(watching, MODEL, each, test=each[0], devices=1, **FEW).train().history
+    np.testing.assert_array_equal(history["train_wrong"], 0)
+    np.testing.assert_array_equal(history["train_of"], 3)
+    data = federation.examples(DATASET.x, DATASET.y, DOMAIN)
+    split = federation.split(DATASET, data, MIXED, held_out=None, seed=0)
+    found = wrong_labels.at_clients([split], 2, share=0.5, part=0.5, seeds=[0])
+    copied = found.splits[0].train.data
+    assert len(found.source) > M
+    np.testing.assert_array_equal(copied.domain, DOMAIN[found.source])
+    rows = np.array([3, 1, 1])
+    np.testing.assert_array_equal(stored.of_arrays(*copied).take(rows).domain, DOMAIN[rows])
+
+
+def without(splits: federation.Splits) -> federation.Splits:
+    """The splits without domains."""
+    return splits._replace(data=splits.data._replace(domain=None))
+
+
+def test_who_needs_no_domains_has_none_and_who_does_must_find_several_in_a_client() -> None:
+    make = functools.partial(plan, model=MODEL, rounds=1, devices=1)
+    data = clients.of_dataset(DATASET, partition=MIXED)
+    assert make(fedavg.fedavg, clients=data).data.domain is None
+    assert make(watching, clients=data).data.domain is not None
+    with pytest.raises(UsageError, match="algorithm"):
+        make(watching, clients=clients.of_dataset(DATASET))
+    with pytest.raises(UsageError, match="clients"):
+        make(watching, clients=lambda seeds: without(data(seeds)))
