@@ -51,10 +51,11 @@ class Assembled(NamedTuple):
     # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
+    domain: np.ndarray  # [L] the domain of each row of `data`
     splits: Mapping[str | None, Mapping[int, Split]]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     task: Task
-    scalers: dict[tuple[str | None, int], Any]  # by held-out domain and seed, once they are needed
+    scalers: dict[tuple[str | None, int, str], Any]  # as `_scaler` has made them
 
     def plan(self, cell: Cell) -> Plan:
         """A cell, ready to be compiled and trained: what the flags ask of `fit`."""
@@ -63,8 +64,9 @@ class Assembled(NamedTuple):
             self.data,
             self.splits[cell.held_out],
             variables=self.variables,
-            scaling=self.scaling(cell.held_out),
+            scaling=self._scaling_of(cell),
             source=self.source,
+            domain=self.domain,
             num_classes=len(self.dataset.classes) if is_labelled else 0,
         )
         return plan(
@@ -72,7 +74,7 @@ class Assembled(NamedTuple):
             self.model,
             lambda seeds: splits,
             rounds=config.rounds,
-            grid=grid.of_runs(cell.runs),
+            grid=cell.runs,
             schedule=build.Schedule(config),
             evaluations=build.evaluations(config, self.task.score),
             devices=machine.devices(config),
@@ -98,11 +100,14 @@ class Assembled(NamedTuple):
         """The shift and scale of the network's inputs, by seed; None if it has none."""
         if not build.is_scaled(self.config, self.dataset):
             return None
-        found = {seed: self._scaler(held_out, seed) for seed in self.splits[held_out]}
-        standardise = self.config.standardise
-        return {
-            seed: scaling.of_scaler(self.dataset, each, standardise) for seed, each in found.items()
-        }
+        return {seed: self._scaling(held_out, seed) for seed in self.splits[held_out]}
+
+    def _scaling_of(self, cell: Cell) -> Mapping[tuple[int, str], Scaling] | None:
+        """The same by seed and domain left out, for a cell."""
+        if not build.is_scaled(self.config, self.dataset):
+            return None
+        keys = dict.fromkeys((run.seed, run.left_out) for run in cell.runs)
+        return {key: self._scaling(cell.held_out, *key) for key in keys}
 
     def scaling_record(self, held_out: str | None) -> dict[str, Any] | None:
         """The same as values of JSON, with the names of the features; None if there is none."""
@@ -122,12 +127,19 @@ class Assembled(NamedTuple):
         held_out, of_seed = next(iter(self.splits.items()))
         return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
 
-    def _scaler(self, held_out: str | None, seed: int) -> Any:
+    def _scaling(self, held_out: str | None, seed: int, left_out: str = "") -> Scaling:
+        scaler = self._scaler(held_out, seed, left_out)
+        return scaling.of_scaler(self.dataset, scaler, self.config.standardise)
+
+    def _scaler(self, held_out: str | None, seed: int, left_out: str = "") -> Any:
         """The scaler that has seen the training examples of a run."""
-        if (held_out, seed) not in self.scalers:
+        key = held_out, seed, left_out
+        if key not in self.scalers:
             x, split = jax.tree.map(np.asarray, self.data.x), self.splits[held_out][seed]
-            self.scalers[held_out, seed] = scaling.of_clients(self.dataset, x, split)
-        return self.scalers[held_out, seed]
+            if left_out:
+                split = federation.without(split, left_out, self.domain)
+            self.scalers[key] = scaling.of_clients(self.dataset, x, split)
+        return self.scalers[key]
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
@@ -209,7 +221,10 @@ def assemble(
     variables = start(shapes, [*draw_of]) if start and config.init_from else None
     held_out = data_flags.held_out(config, first.domains)
     validate = data_flags.validated(config, first.domains, held_out)
-    cells = grid.cells(config, held_out, validate)
+    left_out = {}
+    if config.leave_one_out:
+        left_out = {each: data_flags.training_domains(first, *each) for each in validate.items()}
+    cells = grid.cells(config, held_out, validate, left_out)
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper)
@@ -225,9 +240,11 @@ def assemble(
         for domain, by in validate.items()
     }
     source = np.tile(np.arange(len(first.y)), len(draws))
+    domain_of = np.concatenate([each.domain for each in draws.values()])
     if config.wrong_labels:
         splits, copied = _with_wrong_labels(config, first, splits)
-        data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
+        data = next(iter(splits[cells[0].held_out].values())).train.data
+        source, domain_of = source[copied], domain_of[copied]
     assembled = Assembled(
         config,
         loaded,
@@ -236,6 +253,7 @@ def assemble(
         cells,
         data,
         source,
+        domain_of,
         splits,
         variables,
         task,

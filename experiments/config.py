@@ -87,7 +87,11 @@ class Config:
         """Whether there are several algorithms, held-out domains or values of a hyperparameter."""
         lists = self.algorithm, self.learning_rate, self.server_learning_rate
         texts = (self.held_out, *self.set)
-        return max(map(len, lists)) > 1 or self.held_out == "all" or any("," in t for t in texts)
+        return (
+            max(self.draws, *map(len, lists)) > 1
+            or self.held_out == "all"
+            or any("," in t for t in texts)
+        )
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -111,6 +115,11 @@ def _config(values: flags.FlagValues) -> Config:
     for name in ("set", "optimizer_set"):
         found[name] = _merged(found[name])
     found["eval_every"] = following(**found)
+    found["leave_one_out"] |= found["select"] == "leave_one_out"
+    if found["draws"]:
+        is_adaptive = found["server_optimizer"] != "sgd"
+        for name in ["learning_rate"] + ["server_learning_rate"] * is_adaptive:
+            found[name] = found[name] if values[name].present else ()  # empty: drawn
     config = Config(**found)
     how = "mark" if config.is_grid else "stop"
     return config.unchecked(nonfinite=how) if config.nonfinite == "auto" else config

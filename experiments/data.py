@@ -149,6 +149,17 @@ def validated(
     return {name: order[(order.index(name) + 1) % len(order)] for name in held_out}
 
 
+def training_domains(data: Dataset, held_out: str | None, validate: str | None) -> list[str]:
+    """The domains that runs of --leave_one_out leave out; at least two."""
+    there = {*data.domain[~data.test].tolist()}
+    others = held_out, validate
+    names = [name for at, name in enumerate(data.domains) if at in there and name not in others]
+    if len(names) < 2:
+        text = f"needs several training domains, there {'is one' if names else 'are none'}"
+        raise flag_error("leave_one_out", True, text)
+    return names
+
+
 def draw_seed(config: Config, seed: int) -> int:
     """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not config.is_drawn:

@@ -323,7 +323,6 @@ flags.DEFINE_multi_string(
 )
 _must_be_settings("optimizer_set")
 _define_list("learning_rate", [0.1], "The clients' learning rate; for a grid several.", _POSITIVE)
-_must("learning_rate", "one or several numbers", bool)
 flags.DEFINE_enum(
     "schedule", "constant", ["constant", "cosine"], "How it changes; a cosine ends with --rounds."
 )
@@ -338,8 +337,26 @@ flags.DEFINE_string(
     f"b2=0.99; {_OF_OPTAX}.",
 )
 _define_list("server_learning_rate", [1.0], "The server's; for a grid several.", _POSITIVE)
-_must("server_learning_rate", "one or several numbers", bool)
 _must_differ("learning_rate", "server_learning_rate")
+flags.DEFINE_integer(
+    "draws",
+    0,
+    "Settings of each method, drawn at random in place of a grid: its learning rate, that of an "
+    "adaptive server, and its own hyperparameters, from the distributions in experiments/draws.py; "
+    "what a flag sets stays (an empty --learning_rate= is drawn). 0: none are drawn.",
+    lower_bound=0,
+)
+
+
+@flags.multi_flags_validator(
+    ["learning_rate", "server_learning_rate", "draws"],
+    "a learning rate is one or several numbers; with --draws one, or none if it is drawn",
+)
+def _rates_fit(values: Mapping[str, Any]) -> bool:
+    lists = values["learning_rate"], values["server_learning_rate"]
+    return all(len(each) <= 1 if values["draws"] else each for each in lists)
+
+
 flags.DEFINE_float("server_momentum", 0.0, "Momentum of the server's sgd.", **_BELOW_1)
 flags.DEFINE_float("server_epsilon", 1e-3, "eps of the server's adam and yogi.", lower_bound=1e-38)
 flags.DEFINE_float(
@@ -540,12 +557,22 @@ _define_list(
 flags.DEFINE_enum(
     "select",
     "validation",
-    ["validation", "agreement", "last_if_agreed", "last", "unseen_domain", "oracle"],
+    [
+        *("validation", "leave_one_out", "agreement", "last_if_agreed", "last"),
+        *("unseen_domain", "oracle"),
+    ],
     "How an evaluation of each run is selected, and then hyperparameters by the mean over seeds: "
-    "validation, the best score on the training domains; agreement, the first at which the "
-    "training domains, which had differed, differ no more than by chance; last_if_agreed, the last "
-    "if there is one of these; last; unseen_domain, the best score on the domain of --validate; "
-    "oracle, the best test score, for comparison only.",
+    "validation, the best score on the training domains; leave_one_out, the round with the best "
+    "mean score on training domains, each measured by a run without it; agreement, the first at "
+    "which the training domains, which had differed, differ no more than by chance; "
+    "last_if_agreed, the last if there is one of these; last; unseen_domain, the best score on the "
+    "domain of --validate; oracle, the best test score, for comparison only.",
+)
+flags.DEFINE_bool(
+    "leave_one_out",
+    False,
+    "Whether each setting is also trained without each training domain in turn, as further runs of "
+    "the same program, for the rule --select=leave_one_out, which sets this flag.",
 )
 WATCHING = _section()
 

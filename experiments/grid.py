@@ -6,10 +6,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_inv import program
 from fedjax_inv.program import Run
 
-from . import build, factories
+from . import build, draws, factories
 from .config import Config
 from .factories import takes
 
@@ -72,22 +71,18 @@ def short_labels(cells: Sequence[Cell]) -> list[str]:
     return labels
 
 
-def of_runs(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The grid of which runs are the product, as `fit` takes it."""
-    hypers = {name: [*dict.fromkeys(run.hyper[name] for run in runs)] for name in runs[0].hyper}
-    return {"seed": [*dict.fromkeys(run.seed for run in runs)]} | hypers
-
-
 def cells(
     config: Config,
     held_out: Sequence[str | None],
     validate: Mapping[str | None, str | None] | None = None,
+    left_out: Mapping[str | None, Sequence[str]] | None = None,
 ) -> list[Cell]:
     """A cell for each algorithm, held-out domain and combination of settings that are not real.
 
-    A cell has a run for each seed and each combination of real numbers.
+    A cell has a run for each seed and each combination of real numbers, or draw of them.
 
     validate: the domain of --validate by held-out domain.
+    left_out: the domains by held-out domain that further runs of each seed and setting leave out.
     """
     result = []
     for (algorithm, chosen), domain in itertools.product(build.settings(config).items(), held_out):
@@ -96,7 +91,12 @@ def cells(
             numbers["server_learning_rate"] = config.server_learning_rate
         numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
-        runs = tuple(program.grid(config.seeds, **numbers))
+        hypers = _product(numbers)
+        if config.draws:
+            hypers = draws.hypers(config, algorithm, numbers, fixed)
+        whole = [Run(seed, hyper) for hyper in hypers for seed in config.seeds]
+        names = ["", *(left_out or {}).get(domain, ())]
+        runs = tuple(run._replace(left_out=name) for name in names for run in whole)
         by = (validate or {}).get(domain)
         result += [Cell(algorithm, setting, domain, runs, by) for setting in _product(fixed)]
     return result

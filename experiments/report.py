@@ -171,11 +171,11 @@ def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
     cell_of = {"method": cell.label, "algorithm": result.cell.algorithm}
     cell_of["held_out"] = selection.held_out_of(result)
     for line in log.read(cell.folder, result.runs[0].last.round):
-        by_rule = result.runs[line.run].by_rule.items()
+        by_rule = {} if line.left_out else result.runs[line.run].by_rule
         numbers = {
             "rule": cell.rule,
             "selected": selected.get(line.run) == line.round,
-            "picked_by": " ".join(name for name, at in by_rule if at and at.round == line.round),
+            "picked_by": " ".join(k for k, at in by_rule.items() if at and at.round == line.round),
         }
         fields = {k: v for k, v in msgspec.to_builtins(line).items() if k not in _NAMED}
         for name, value in fields.items():

@@ -115,10 +115,16 @@ def rules(measure: Measure) -> dict[str, Rule]:
         return pick if measure == ACCURACY else lambda lines: None
 
     validation, test = score("validation_score"), score("test_score")
+    left_out = score("left_out_score")
     agreement = "the first evaluation at which the training domains, which had differed, differ no "
     return {
         "validation": Rule(
             "the best validation score on the training domains", best(validation), validation
+        ),
+        "leave_one_out": Rule(
+            "the best mean score on training domains, each measured by a run without it",
+            lambda lines: best(left_out)(lines) if "left_out_score" in lines[0] else None,
+            left_out,
         ),
         "agreement": Rule(
             f"{agreement}more than by chance", accuracies(_agreeing), validation, True
@@ -142,6 +148,7 @@ RULES = rules(ACCURACY)
 def explained(rule: str) -> str:
     """A rule of selection in words."""
     scored = {"oracle": "test score", "unseen_domain": "score on that domain"}
+    scored["leave_one_out"] = "score on the domains left out"
     return (
         f"Model selection by {rule}. Each seed shows {RULES[rule].text}. The hyperparameters are "
         f"those whose mean {scored.get(rule, 'validation score')} in these evaluations is best. "

@@ -331,6 +331,33 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
     return _summary(rows, ["algorithm", "held out"], columns, measure)
 
 
+def by_rule(results: Iterable[tuple[str, Result]]) -> list[Column]:
+    """The test scores of each method, by seed, at what each rule of selection picks.
+
+    Of several held-out domains they are means. A rule that picks nothing in any cell is left out.
+
+    results: (label, result) of each cell.
+    """
+    results, columns = list(results), []
+    for rule in selection.RULES:
+        rows = selected(results, rule)
+        if rows["why"].isna().any():
+            scores = _by_domain(rows, "test").mean(axis=1, skipna=False).unstack("algorithm")
+            heading = f"{rule} (looks at the test)" if rule == "oracle" else rule
+            scores = scores.reindex(columns=rows["algorithm"].unique())
+            columns.append(Column(heading, scores, results[0][1].score))
+    return columns
+
+
+def rules_table(results: Sequence[tuple[str, Result]]) -> pd.DataFrame:
+    """The scores of `by_rule`, as means and standard deviations over seeds."""
+    columns = [(column.heading, _marked(column)) for column in by_rule(results)]
+    counts = {label: str(len(divergence.settings(of.runs))) for label, of in results}
+    columns.append(("number of settings", counts))
+    heading = f"held-out {results[0][1].score.heading()} by rule of selection"
+    return _of_columns(heading, dict.fromkeys(label for label, _ in results), columns)
+
+
 def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
     """The best method and setting for each held-out domain, compared as settings are."""
     best: dict[str, Chosen] = {}
@@ -379,12 +406,16 @@ def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
     return _summary(pd.DataFrame(rows), keys, columns, results[0][1].score).drop(columns="number")
 
 
+def _num_settings(results: Iterable[tuple[str, Result]]) -> int:
+    return sum(len(divergence.settings(result.runs)) for _, result in results)
+
+
 def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
     """Writes the table of all settings; removes that of an earlier report if there is only one.
 
     results: as for `settings_table`. path: as for `write_forms`.
     """
-    if sum(len(divergence.settings(result.runs)) for _, result, _ in results) > 1:
+    if _num_settings((label, result) for label, result, _ in results) > 1:
         write_forms(path, [title, settings_table(results)])
     else:
         for ending in (".md", ".tex"):
@@ -454,6 +485,8 @@ def write(
     has_one = main.map(lambda cell: _ONE in cell).to_numpy().any()
     parts: list[Part] = [main, _ABOUT_ONE] if has_one else [main]
     parts += comparison.comparing(scores(rows, measure), found, measure)
+    if _num_settings(results) > 1:
+        parts.append(rules_table(results))
     if len({one.label for one in ones}) > 1:
         parts.append(winners_table(ones))
     details: list[Part] = []

@@ -21,7 +21,9 @@ values. Inputs of uint8 are scaled to [0, 1], as images are, but for arrays [n, 
 The *grid* has the values of each hyperparameter of a run, in a list by its name: "seed", which
 seeds the network, the minibatches, the cohorts and the draws of examples (by default [0]), and any
 of the settings that are numbers. A run is a combination of values. The runs of a combination follow
-each other, one for each seed; of the combinations, the last hyperparameter varies first.
+each other, one for each seed; of the combinations, the last hyperparameter varies first. Instead of
+lists it may be the runs themselves (`program.Run`), such as random draws of settings, or runs that
+leave out a domain of a `Dataset` and are tested by it.
 
 *Settings* are the arguments of the algorithm, and those of local training: learning_rate (0.1),
 momentum (0), weight_decay (0; times the parameters, added to the gradient), clip (the largest norm
@@ -73,7 +75,7 @@ def fit(
     clients: Any,
     *,
     rounds: int,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Run] | None = None,
     optimizer: Optimizer = optax.sgd,
     batch_size: int | None = 32,
     epochs: int = 1,
@@ -96,7 +98,7 @@ def fit(
       model: the network. For classes it may have more outputs than there are classes.
       clients: a list of (x, y) for each client, a `Dataset`, or a function of the seeds.
       rounds: T, how many rounds to play.
-      grid: the values of each hyperparameter in a list, such as {"seed": [0, 1]}.
+      grid: the values of each hyperparameter in a list, such as {"seed": [0, 1]}; or the runs.
       optimizer: (learning_rate) -> the clients' optimizer, such as `optax.adam`; it is also passed
         momentum=, unless that is 0.
       batch_size: examples in a batch; None: all of the client's.
@@ -131,7 +133,7 @@ def plan(
     clients: Any,
     *,
     rounds: int,
-    grid: Mapping[str, Sequence[Any]] | None = None,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Run] | None = None,
     optimizer: Optimizer = optax.sgd,
     batch_size: int | None = 32,
     epochs: int = 1,
@@ -156,7 +158,7 @@ def plan(
     if factor is not None:
         checks.function("learning_rate_schedule", factor)
     loss, grid = settings.pop("loss", None), grid or {}
-    check_settings(algorithm, {**settings, **grid}, {"seed": 0, **LOCAL})
+    check_settings(algorithm, {**settings, **_values(grid)}, {"seed": 0, **LOCAL})
     runs, fixed = _runs(settings, grid, facts.infinite, is_scheduled=factor is not None)
     platforms.make_devices(devices.number or platforms.cores())
 
@@ -233,6 +235,7 @@ def _inputs(
         num_classes=(splits.num_classes or num_classes) if evaluations.by_class else 0,
         scaling=splits.scaling,
         source=splits.source,
+        domain=splits.domain,
     )
 
 
@@ -245,15 +248,30 @@ def _check(
     checks.integer("rounds", rounds)
     checks.integer("evaluations", evaluations.every, 1, rounds, ", the rounds")
     checks.one_of("nonfinite", evaluations.nonfinite, _NONFINITE)
-    if not isinstance(grid, Mapping | None):
-        raise UsageError("grid", ..., 'must be lists by their names, such as {"seed": [0, 1]}')
+    if not isinstance(grid, Mapping | None) and not _are_runs(grid):
+        text = 'must be lists by their names, such as {"seed": [0, 1]}, or runs (`program.Run`)'
+        raise UsageError("grid", ..., f"{text} with the same hyperparameters")
     for name, function in functions.items():
         checks.function(name, function)
 
 
+def _are_runs(grid: Any) -> bool:
+    is_list = isinstance(grid, Sequence) and all(isinstance(run, Run) for run in grid)
+    return is_list and len({tuple(run.hyper) for run in grid}) == 1
+
+
+def _values(grid: Mapping[str, Sequence[Any]] | Sequence[Run]) -> Mapping[str, Sequence[Any]]:
+    """Return the values of each hyperparameter."""
+    if isinstance(grid, Mapping):
+        return grid
+    names = grid[0].hyper
+    values = {name: [*dict.fromkeys(run.hyper[name] for run in grid)] for name in names}
+    return {"seed": [*dict.fromkeys(run.seed for run in grid)], **values}
+
+
 def _runs(
     settings: Mapping[str, Any],
-    grid: Mapping[str, Sequence[Any]],
+    grid: Mapping[str, Sequence[Any]] | Sequence[Run],
     infinite: Collection[str],
     *,
     is_scheduled: bool,
@@ -262,8 +280,9 @@ def _runs(
 
     `infinite` are the settings that may be NaN or infinite, which the algorithm checks.
     """
-    fixed, values = dict(settings), {name: _numbers(name, each) for name, each in grid.items()}
-    if is_scheduled and "learning_rate" not in grid:  # a factor is for a number of a run
+    fixed = dict(settings)
+    values = {name: _numbers(name, each) for name, each in _values(grid).items()}
+    if is_scheduled and "learning_rate" not in values:  # a factor is for a number of a run
         values["learning_rate"] = [fixed.pop("learning_rate", LOCAL["learning_rate"])]
     for name in fixed.keys() & values.keys():
         raise UsageError(name, ..., "must be given once, in the grid or beside it")
@@ -275,7 +294,10 @@ def _runs(
                 checks.real(name, value, 0, 1.0 if name == "momentum" else np.inf)
             if name not in infinite and not checks.is_finite(value):
                 raise UsageError(name, value, "must be a finite number")
-    return program.grid(seeds, **values), fixed
+    if isinstance(grid, Mapping):
+        return program.grid(seeds, **values), fixed
+    first = {name: each[0] for name, each in values.items()}  # of a scheduled rate the only one
+    return [run._replace(hyper={**first, **run.hyper}) for run in grid], fixed
 
 
 def _numbers(name: str, values: Any) -> list[Any]:

@@ -67,6 +67,8 @@ class History:
         columns["seed"] = np.repeat([run.seed for run in self.runs], number)
         for name in self.runs[0].hyper:
             columns[name] = np.repeat([run.hyper[name] for run in self.runs], number)
+        if any(run.left_out for run in self.runs):
+            columns["left_out"] = np.repeat([run.left_out for run in self.runs], number)
         columns["round"] = np.tile(self.rounds, num_runs)
         return pandas.DataFrame(columns | {k: v.reshape(-1) for k, v in self.values.items()})
 
@@ -86,7 +88,8 @@ class Diverged(ArithmeticError):
     def __init__(self, round: int, client: int, index: int, run: Run) -> None:
         """Name the round (from 1), the client, and the run with its number."""
         self.round, self.client, self.index = round, client, index
-        of = ", ".join([f"seed={run.seed}", *(f"{k}={v:g}" for k, v in run.hyper.items())])
+        parts = [f"seed={run.seed}", *(f"{k}={v:g}" for k, v in run.hyper.items())]
+        of = ", ".join(parts + [f"without {run.left_out}"] * bool(run.left_out))
         where = f"round {round}, client {client}, run {index} ({of})"
         super().__init__(f"{where}: its loss or its update is NaN or infinite")
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import devices, platforms
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.devices import ClientShards, SharedExamples
@@ -26,6 +27,7 @@ class Run(NamedTuple):
 
     seed: int  # seed of the network, the minibatches and the cohorts
     hyper: dict[str, float]
+    left_out: str = ""  # a domain that the run trains without and is tested by (`without`)
 
 
 class Watched(NamedTuple):
@@ -78,14 +80,16 @@ def inputs(
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
     variables: Mapping[int, Variables] | None = None,
     num_classes: int = 0,
-    scaling: Mapping[int, Scaling] | None = None,
+    scaling: Mapping[tuple[int, str], Scaling] | None = None,
     source: np.ndarray | None = None,
+    domain: np.ndarray | None = None,
 ) -> Inputs:
     """Return the inputs of R runs, each leaf with a leading R.
 
     The runs have the same names of hyperparameters. By seed there are splits, all of one data set
-    and with one number of clients; the networks to start from (`variables`), which by default are
-    drawn; and the shift and scale of the inputs (`scaling`), which replace those of the networks.
+    and with one number of clients; and the networks to start from (`variables`), which by default
+    are drawn. The shift and scale of the inputs (`scaling`), which replace those of the networks,
+    are by seed and domain left out. `domain` is that of each example, for runs that leave one out.
     If `pooled`, training is on the pooled examples of all clients.
 
     About `watch_examples` training examples of all clients, and about as many test examples, are
@@ -97,10 +101,11 @@ def inputs(
     class and in the proportions of each client's classes, where `source` is that of
     `federation.test_shards`.
     """
-    # Stack one split for each seed, then select by run: seeds are few and splits are large.
-    seeds = list(dict.fromkeys(run.seed for run in runs))
-    which = np.array([seeds.index(run.seed) for run in runs])
-    chosen = [splits[seed] for seed in seeds]
+    # Stack the different splits, then select by run: they are few and large.
+    kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
+    which = np.array([kinds.index((run.seed, run.left_out)) for run in runs])
+    seeds = [seed for seed, _ in kinds]
+    chosen = [_without(splits[seed], left_out, domain) for seed, left_out in kinds]
 
     def of_clients(of_seeds: Sequence[Federation]) -> ClientShards:
         # On the host, where nothing is compiled for it.
@@ -122,10 +127,10 @@ def inputs(
             jnp.asarray(rounds_before, jnp.int32),
         )
 
-    def by_run(of_seed: Mapping[int, Tree] | None) -> Tree | None:
-        if of_seed is None:
+    def by_run(of: Mapping[Any, Tree] | None, keys: Sequence[Any]) -> Tree | None:
+        if of is None:
             return None
-        of_runs = (of_seed[run.seed] for run in runs)
+        of_runs = (of[key] for key in keys)
         return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *of_runs)
 
     detailed = None
@@ -147,13 +152,22 @@ def inputs(
         test=test,
         group=jax.device_put(groups(np.stack([split.domain for split in chosen]))[which]),
         watched=watched,
-        variables=by_run(variables),
+        variables=by_run(variables, [run.seed for run in runs]),
         detailed=detailed,
-        scaling=by_run(scaling),
+        scaling=by_run(scaling, [(run.seed, run.left_out) for run in runs]),
         unseen={
             name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
         },
     )
+
+
+def _without(split: Split, left_out: str, domain: np.ndarray | None) -> Split:
+    if not left_out:
+        return split
+    if domain is None:
+        text = "must be of a Dataset, which has domains, if a run leaves one out"
+        raise UsageError("clients", ..., text)
+    return federations.without(split, left_out, domain)
 
 
 def _padded(of_seeds: Sequence[Federation]) -> list[Federation]:

@@ -93,12 +93,13 @@ def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Diverged:
     saved: the round of the newest checkpoint; 0 if there is none.
     """
     kept = f"the checkpoint of round {saved} is kept" if saved else "there is no checkpoint yet"
-    setting = ", ".join(f"{k}={v}" for k, v in cell.runs[error.index].hyper.items())
+    run = cell.runs[error.index]
+    parts = [f"seed={run.seed}", *(f"{k}={v}" for k, v in run.hyper.items())]
+    setting = ", ".join(parts + [f"without {run.left_out}"] * bool(run.left_out))
     return start.Diverged(
-        f"round {error.round}, client {error.client} ({cell.label}, "
-        f"seed={cell.runs[error.index].seed}, {setting}): its loss or its update is NaN or "
-        f"infinite; {kept}. Remedy: {divergence.REMEDY}; or --resume --nonfinite=drop to leave "
-        "such a client out of its round from there on"
+        f"round {error.round}, client {error.client} ({cell.label}, {setting}): its loss or its "
+        f"update is NaN or infinite; {kept}. Remedy: {divergence.REMEDY}; or --resume "
+        "--nonfinite=drop to leave such a client out of its round from there on"
     )
 
 

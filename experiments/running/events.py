@@ -76,7 +76,10 @@ def run_names(cell: Cell) -> list[str]:
     """The names of the runs: the seed, and the hyperparameters in which the runs differ."""
     varied = divergence.varied([run.hyper for run in cell.runs])
     return [
-        " ".join([f"seed={run.seed}", *(f"{name}={run.hyper[name]}" for name in varied)])
+        " ".join(
+            [f"seed={run.seed}", *(f"{name}={run.hyper[name]}" for name in varied)]
+            + [f"without {run.left_out}"] * bool(run.left_out)
+        )
         for run in cell.runs
     ]
 

@@ -70,7 +70,7 @@ def _place(chosen: Config) -> tuple[Path, int | None]:
 
 def _row(chosen: Config, cell: records.Cell, seed: int) -> int:
     """The index of the run with this seed, or with the first run's seed if there is none."""
-    seeds = [run.seed for run in cell.runs]
+    seeds = [run.seed for run in cell.runs if not run.left_out]
     nearest = seed if seed in seeds else seeds[0]
     count = seeds.count(nearest)
     if count > 1:

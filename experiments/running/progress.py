@@ -70,6 +70,7 @@ class Progress(Callback):
             tqdm.write(f"{self._title}: {text}", file=sys.stderr)
 
     def _show(self, done: int, lines: Sequence[Line]) -> None:
+        lines = [line for line in lines if not line.left_out]
         finite = [line for line in lines if not line.diverged]
         num_diverged = len(lines) - len(finite)
         if num_diverged > self._num_diverged:

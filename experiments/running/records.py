@@ -54,6 +54,9 @@ class Line(Record, frozen=True, kw_only=True):
     run: int  # its number in the cell
     seed: int
     hyper: dict[str, float]
+    left_out: str = ""  # the domain that the run trains without and is tested by
+    # Of a run with all domains: the mean test score of the runs without one of them.
+    left_out_score: float | None = None
     train_loss: float | None  # None in round 0, and if it is not finite
     train_metrics: dict[str, float | None] | None = None
     test_by_round: list[float] | None = None  # this and the next field: with --watch_examples
@@ -97,6 +100,7 @@ class Run(Record, frozen=True):
 
     seed: int
     hyper: dict[str, float]
+    left_out: str = ""
 
 
 class Cell(Record, frozen=True):
@@ -173,7 +177,7 @@ class Result(Record, frozen=True):
     """result.json of a cell."""
 
     cell: Cell
-    runs: list[RunResult]
+    runs: list[RunResult]  # of the cell's, those that leave no domain out, which come first
     score: Measure = ACCURACY
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from fedjax_inv import evaluation, stopping
@@ -68,11 +69,12 @@ def lines(
                 run=index,
                 seed=run.seed,
                 hyper=run.hyper,
+                left_out=run.left_out,
                 train_loss=next(map(_number, loss[-1:] if broken else last), None),
                 train_metrics={k: _number(v.mean()) if v.size else None for k, v in known.items()}
                 or None,
                 **watched,
-                **_by_domain(cell, measure, groups, valid, test, unseen),
+                **_by_domain(cell, measure, groups, valid, test, unseen, run.left_out),
                 **_by_class_and_client(outcome, index),
                 diverged=bool(not finite or (broken and not drops)),
                 ended=int(stops.max()) if stops.size and stops.all() else None,
@@ -81,7 +83,23 @@ def lines(
                 bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
             )
         )
-    return records
+    return _with_left_out(records)
+
+
+def _with_left_out(lines: list[Line]) -> list[Line]:
+    """The lines of an evaluation with `left_out_score`, NaN if a run without a domain diverged."""
+    scores: dict[str, list[float]] = {}
+    for line in lines:
+        if line.left_out:
+            known = math.nan if line.diverged else line.test_score
+            scores.setdefault(f"{line.seed} {line.hyper}", []).append(known)
+    means = {key: float(np.mean(of)) for key, of in scores.items()}
+    return [
+        line
+        if line.left_out
+        else msgspec.structs.replace(line, left_out_score=means.get(f"{line.seed} {line.hyper}"))
+        for line in lines
+    ]
 
 
 def _by_class_and_client(outcome: Outcome, run: int) -> dict[str, Any]:
@@ -127,13 +145,19 @@ def _by_domain(
     valid: Scores,
     test: Scores,
     unseen: Mapping[str, Scores],
+    left_out: str = "",
 ) -> dict[str, Any]:
-    """The scores of an evaluation. valid: arrays [groups or more]. test, unseen: arrays [1]."""
+    """The scores of an evaluation. valid: arrays [groups or more]. test, unseen: arrays [1].
+
+    left_out: the domain that is the test of a run that trains without it.
+    """
     scores = [(name, "validation", valid, index) for index, name in enumerate(groups)]
+    scores = [each for each in scores if each[0] != left_out]
+    groups = [name for name, *_ in scores]
     # Not in the order of a dict that was in JAX, which sorts it.
     kinds = [kind for kind in UNSEEN if kind in unseen]
     scores += [(unseen_name(cell, kind), kind, unseen[kind], 0) for kind in kinds]
-    scores.append((test_name(cell, groups), "test", test, 0))
+    scores.append((left_out or test_name(cell, groups), "test", test, 0))
     domains = {
         name: Domain(float(of.score[index]), _number(of.loss[index]), int(of.size[index]), split)
         for name, split, of, index in scores
@@ -183,6 +207,8 @@ def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> lis
     """
     results, rules = [], selection.rules(measure)
     for index, run in enumerate(cell.runs):
+        if run.left_out:
+            continue
         mine = [line for line in lines if line.run == index]
         good = selection.candidates(mine)
         picked = {name: rule.pick(good) if good else None for name, rule in rules.items()}

@@ -46,10 +46,12 @@ class Splits(NamedTuple):
     data: Examples
     of_seed: Mapping[int, Split]
     variables: Mapping[int, Variables] | None = None  # to start from; None: drawn by the seed
-    scaling: Mapping[int, Any] | None = None  # `models.Scaling` of the inputs; None: there is none
+    # `models.Scaling` of the inputs by seed and domain left out ("": none); None: there is none
+    scaling: Mapping[tuple[int, str], Any] | None = None
     source: np.ndarray | None = None  # of clients with wrong labels, as in `test_shards`
     num_classes: int = 0  # K, for evaluations by class; 0: the outputs of the network
     render: Callable[[Tree], Array] | None = None  # as in a `Dataset`
+    domain: np.ndarray | None = None  # [M] the domain of each example, for runs without one
 
 
 def examples(x: Tree, y: Tree, domain: Any = None) -> Examples:
@@ -272,7 +274,8 @@ def split(
     index = -1 if held_out is None else dataset.domains.index(held_out)
     domains, test_domain = np.array(domain, np.int32), np.array([index], np.int32)
     roles = [train, valid, [tested], *([each] for each in others)]
-    trains, valids, test, *more = _in_one_order(data, roles, len(dataset.y), first_row)
+    every = np.arange(len(dataset.y))
+    trains, valids, test, *more = _in_one_order(data, roles, every, first_row)
     never_seen = dict(zip(unseen, more, strict=True))
     return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen)
 
@@ -313,14 +316,14 @@ def _is_test(
 
 
 def _in_one_order(
-    data: Examples, roles: Sequence[list[np.ndarray]], num_examples: int, first_row: int
+    data: Examples, roles: Sequence[list[np.ndarray]], all_rows: np.ndarray, first_row: int = 0
 ) -> list[Federation]:
-    """Return a federation of each list of clients' rows; all share one order of all examples.
+    """Return a federation of each list of clients' rows; all share one order of all rows.
 
     So all splits of the examples have equal shapes.
     """
     held = [rows for role in roles for rows in role]
-    rest = np.setdiff1d(np.arange(num_examples), np.concatenate(held))
+    rest = np.setdiff1d(all_rows, np.concatenate(held))
     order = first_row + np.concatenate([*held, rest])
     sizes = np.array([len(rows) for rows in held])
     starts = np.cumsum(sizes) - sizes
@@ -329,6 +332,25 @@ def _in_one_order(
         _federation(data, order, starts[end - len(role) : end], sizes[end - len(role) : end])
         for role, end in zip(roles, ends, strict=True)
     ]
+
+
+def without(split: Split, domain: str, domain_of: np.ndarray) -> Split:
+    """Return the split of a run that trains without a domain, by which it is tested.
+
+    No client trains on examples of the domain or is validated by them: all of them are the test.
+    `domain_of` [M] is the domain of each of the examples.
+    """
+    checks.one_of("left_out", domain, split.domains)
+    index = split.domains.index(domain)
+    train, valid = map(parts_of, (split.train, split.valid))
+    dealt = np.concatenate([*train, *valid])
+    # In random order, as the first ones may be watched.
+    test = np.random.default_rng(0).permutation(dealt[domain_of[dealt] == index])
+    kept = [[rows[domain_of[rows] != index] for rows in parts] for parts in (train, valid)]
+    every = np.asarray(split.train.order)
+    trains, valids, tested = _in_one_order(split.train.data, [*kept, [test]], every)
+    alone = np.array([index], np.int32)
+    return split._replace(train=trains, valid=valids, test=tested, test_domain=alone)
 
 
 def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -> np.ndarray:

@@ -1,0 +1,74 @@
+"""Random search: the settings that --draws takes from each method's own distribution.
+
+A draw follows from the method, the hyperparameter and the draw's number: all seeds share it, none
+is run twice, and more draws begin with the fewer ones.
+"""
+
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .config import Config
+from .errors import flag_error
+
+# Of learning rates, by optimizer; of others that of Adam for small images in DomainBed (Gulrajani &
+# Lopez-Paz 2021, "In Search of Lost Domain Generalization", Table 8).
+_SGD, _ADAM = (1e-2, 1.0), (10**-4.5, 10**-2.5)
+
+# Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. V-REx's is
+# DomainBed's. FedIPG's goes from its paper's value to the largest one that acts
+# (docs/algorithms.md), and the others' are about a decade around the values of their papers.
+RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "afl": {"step_size": (0.01, 1.0)},
+    "cafe": {"alpha": (0.05, 0.5)},
+    "ditto": {"proximal": (0.01, 1.0)},
+    "exit_strategy": {"step_size": (0.01, 1.0)},
+    "fedcfa": {"positive_weight": (0.5, 5.0), "negative_weight": (0.5, 5.0)},
+    "feddg_ga": {"step_size": (0.02, 0.2)},
+    "feddyn": {"alpha": (0.001, 0.1)},
+    "fedgma": {"agreement": (0.2, 0.8)},
+    "fediir": {"penalty": (0.001, 0.1)},
+    "fedipg": {"penalty": (0.01, 1e4)},
+    "fedmix": {"ratio": (0.05, 0.2)},
+    "fedproto": {"penalty": (0.1, 10.0)},
+    "fedprox": {"proximal": (0.001, 1.0)},
+    "fedsr": {"l2r": (0.001, 0.1), "cmi": (1e-4, 0.01)},
+    "fl_games": {"body_learning_rate": (1e-5, 1e-4)},
+    "moon": {"penalty": (0.1, 10.0)},
+    "qfedavg": {"q": (0.1, 5.0)},
+    "vrex": {"beta": (0.1, 1e5)},
+}
+
+
+def hypers(
+    config: Config,
+    algorithm: str,
+    given: Mapping[str, Sequence[Any]],
+    settings: Collection[str],
+) -> list[dict[str, Any]]:
+    """The different draws of an algorithm's hyperparameters.
+
+    given: the values of numbers, which stay; those of a rate that is drawn are empty.
+    settings: further names that stay, of settings that are no numbers.
+    """
+    for name, values in given.items():
+        if len(values) > 1:
+            text = f"draws settings, and {name} must be one value, not {len(values)}"
+            raise flag_error("draws", config.draws, text)
+    of = {"learning_rate": config.optimizer, "server_learning_rate": config.server_optimizer}
+    rates = {k: _SGD if of[k] == "sgd" else _ADAM for k, values in given.items() if not values}
+    own = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
+    fixed = {name: values[0] for name, values in given.items() if values}
+    drawn = [
+        fixed | {name: draw(algorithm, name, number, *of) for name, of in (rates | own).items()}
+        for number in range(config.draws)
+    ]
+    return [dict(each) for each in dict.fromkeys(tuple(one.items()) for one in drawn)]
+
+
+def draw(algorithm: str, name: str, number: int, low: float, high: float) -> float:
+    """A hyperparameter of the draw with this number, of three digits."""
+    seed = zlib.crc32(f"{algorithm} {name} {number}".encode())
+    return float(f"{low * (high / low) ** np.random.default_rng(seed).random():.3g}")
