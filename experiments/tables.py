@@ -29,6 +29,7 @@ _WRITTEN = {
     # ±: older versions of LaTeX lack it
     "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
 }
+_RARE = (*UNSEEN, "left_out")  # columns of few tables
 # Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of the
 # training, and that of always answering each class)
 Constants: TypeAlias = Mapping[str, Mapping[int, tuple[float, Sequence[float]]]]
@@ -118,7 +119,7 @@ def score_on(domain: Any) -> float:
 def _numbers(line: Line | None) -> dict[str, Any]:
     """The numbers of an evaluation that tables show."""
     fields = {"round": "played", "validation": "validation_score", "test": "test_score"}
-    fields |= {"worst": "worst_score", "bytes": "bytes"}
+    fields |= {"worst": "worst_score", "bytes": "bytes", "left_out": "left_out_score"}
     unseen = {kind: line and selection.score_on(line, kind) for kind in UNSEEN}
     return {name: line and getattr(line, field) for name, field in fields.items()} | unseen
 
@@ -162,9 +163,9 @@ def _summary(
     """A row for each group of equal keys.
 
     columns: heading -> (a column of rows, what of it is shown: one of the forms below). An asterisk
-        in a heading stands for the unit of the score. One of `UNSEEN` is left out if no row has it.
+        in a heading stands for the unit of the score. One of `_RARE` is left out if no row has it.
     """
-    columns = {k: v for k, v in columns.items() if v[0] not in UNSEEN or rows[v[0]].notna().any()}
+    columns = {k: v for k, v in columns.items() if v[0] not in _RARE or rows[v[0]].notna().any()}
     forms: dict[str, Any] = {
         "score": known(text_of(of)),
         "or diverged": lambda values: known(text_of(of))(values) or "diverged",
@@ -318,6 +319,7 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
         "selected": ("setting", "first"),
         "at round": ("round", "list"),
         "validation*": ("validation", "score"),
+        "domains left out*": ("left_out", "score"),
         "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
         f"{NEVER_SEEN}*": ("unseen_clients", "score"),
@@ -351,11 +353,15 @@ def by_rule(results: Iterable[tuple[str, Result]]) -> list[Column]:
 
 def rules_table(results: Sequence[tuple[str, Result]]) -> pd.DataFrame:
     """The scores of `by_rule`, as means and standard deviations over seeds."""
-    columns = [(column.heading, _marked(column)) for column in by_rule(results)]
+    why = {label: selection.why_none(result) for label, result in results}
+    columns = [
+        (column.heading, {label: text or why[label] for label, text in _marked(column).items()})
+        for column in by_rule(results)
+    ]
     counts = {label: str(len(divergence.settings(of.runs))) for label, of in results}
     columns.append(("number of settings", counts))
     heading = f"held-out {results[0][1].score.heading()} by rule of selection"
-    return _of_columns(heading, dict.fromkeys(label for label, _ in results), columns)
+    return _of_columns(heading, counts, columns)
 
 
 def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
@@ -397,6 +403,7 @@ def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
         "runs diverged": ("diverged", "true"),
         "at round": ("round", "mean"),
         f"validation{end}": ("validation", "or diverged"),
+        f"domains left out{end}": ("left_out", "or diverged"),
         f"unseen domain{end}": ("unseen_domain", "or diverged"),
         f"held out{end}": ("test", "or diverged"),
         f"worst domain{end}": ("worst", "or diverged"),

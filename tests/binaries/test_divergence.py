@@ -130,13 +130,22 @@ def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
         for rows in map(entries, text.split("\n\n"))
         if rows and "setting" not in rows[0]
     }
-    names = ["held-out accuracy, %", "accuracy by domain, %", "at the stop", "algorithm"]
+    names = [
+        *("held-out accuracy, %", "held-out accuracy, % by rule of selection"),
+        *("accuracy by domain, %", "at the stop", "algorithm"),
+    ]
     assert list(by_heading) == names
     assert all(list(rows) == ["good", "bad"] for rows in by_heading.values())
-    first, domains, at_stop, choices = (by_heading[name] for name in names)
+    first, rules, domains, at_stop, choices = (by_heading[name] for name in names)
     assert first["good"]["runs diverged"] == choices["good"]["runs diverged"] == "4 of 9"
     assert first["bad"]["runs diverged"] == choices["bad"]["runs diverged"] == "6 of 6"
-    assert first["bad"]["80"] == domains["bad"]["0"] == at_stop["bad"]["stopped"] == "diverged"
+    assert (
+        first["bad"]["80"]
+        == rules["bad"]["validation"]
+        == domains["bad"]["0"]
+        == at_stop["bad"]["stopped"]
+        == "diverged"
+    )
     assert (choices["good"]["selected"], choices["bad"]["selected"]) == (
         "learning_rate=0.01",
         "diverged",

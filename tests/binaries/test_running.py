@@ -96,7 +96,7 @@ def test_round_0_is_never_selected() -> None:
     lines = [line(0, 0.9, domains=agreeing), line(3, 0.2), line(6, 0.1)]
     (run,) = summary.summarise(one, lines)
     picked = {rule: each and each.round for rule, each in run.by_rule.items()}
-    none = dict.fromkeys(("agreement", "last_if_agreed", "unseen_domain"))
+    none = dict.fromkeys(("leave_one_out", "agreement", "last_if_agreed", "unseen_domain"))
     assert picked == none | {"validation": 3, "last": 6, "oracle": 3}
     state: Any = State({"w": np.zeros((1, 2))}, (), (), np.zeros(1, np.int32), None)
     stops: Any = None

@@ -1,10 +1,17 @@
 """Which evaluation a rule selects, by hand."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 import runs
-from fedjax_inv_experiments import selection, tables
+from fedjax_inv import program
+from fedjax_inv.communication import Traffic
+from fedjax_inv.evaluation import Scores
+from fedjax_inv_experiments import grid, selection, tables
+from fedjax_inv_experiments.running import summary
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
 from fedjax_inv_experiments.selection import RULES
 
@@ -71,10 +78,11 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
 
 
 def test_only_the_oracle_looks_at_the_test() -> None:
-    others = [line(each.round, accuracies(each), 0.0) for each in LINES]
+    lines = [each | {"left_out_score": each.round / 100} for each in LINES]
+    others = [each | {"test_score": 0.0} for each in lines]
     for name, rule in RULES.items():
         if name != "oracle":
-            ours, theirs = rule.pick(LINES), rule.pick(others)
+            ours, theirs = rule.pick(lines), rule.pick(others)
             assert ours is not None
             assert theirs is not None
             assert ours.round == theirs.round
@@ -105,6 +113,75 @@ def test_the_last_is_picked_though_it_differs_again() -> None:
     lines = [*LINES, line(30, (0.6, 0.9), 0.5)]
     assert RULES["last_if_agreed"].pick(lines) is lines[-1]
     assert RULES["agreement"].pick(lines) is LINES[2]
+
+
+def test_leave_one_out_picks_the_best_mean_of_what_is_left_out() -> None:
+    means = [0.5, 0.7, 0.6, 0.7, 0.2, NAN]
+    lines = [each | {"left_out_score": mean} for each, mean in zip(LINES, means, strict=True)]
+    assert RULES["leave_one_out"].pick(lines) is lines[3]  # of two equal ones the last
+    assert RULES["leave_one_out"].pick(LINES) is None
+
+
+def test_the_score_left_out_is_the_mean_over_runs_of_the_same_seed_and_setting() -> None:
+    """Each run has its own test: that of all domains, or the domain that it trains without."""
+    domains, settings = ("a", "b", "c"), [{"rate": 0.1}, {"rate": 0.2}]
+    runs = [program.Run(seed, hyper) for hyper in settings for seed in (0, 5)]
+    runs += [run._replace(left_out=name) for name in domains for run in runs[:4]]
+    cell = grid.Cell("fedavg", {}, "d", tuple(runs))
+    tests = np.random.default_rng(0).random(len(runs)).astype(np.float32)
+    one = np.ones(len(runs), np.int32)
+
+    def scores(values: np.ndarray) -> Scores:
+        return Scores(values, values, np.ones(values.shape, np.int32))
+
+    loss = tests.copy()
+    loss[5] = NAN  # seed 5, rate 0.1, without a
+    outcome: Any = SimpleNamespace(
+        metrics={},
+        watched={},
+        broken=-one[:, None],
+        attended=one[:, None, None],
+        valid=scores(np.ones((len(runs), 8))),
+        test=Scores(tests[:, None], loss[:, None], one[:, None]),
+        stops=None,
+        detailed=None,
+        unseen={},
+    )
+    traffic = [Traffic(0, 0)]
+    how: Any = {"done": 5, "seconds": 0.0, "drops": False}
+    lines = summary.lines(cell, [*domains], outcome, traffic, **how)
+    found = [line.left_out_score for line in lines]
+    expected = [np.mean(tests[4 + at :: 4]) for at in range(4)]
+    np.testing.assert_allclose(found[:1] + found[2:4], expected[:1] + expected[2:], rtol=1e-6)
+    assert found[1] is not None
+    assert np.isnan(found[1])
+    assert found[4:] == [None] * 12
+    assert lines[4].domains["a"].split == "test"
+    assert lines[4].validation_score == 1.0
+    results = summary.summarise(cell, lines)
+    assert [(run.seed, run.hyper) for run in results] == [(run.seed, run.hyper) for run in runs[:4]]
+
+
+def test_a_table_has_the_scores_of_each_method_by_each_rule() -> None:
+    def result(*several: list[Line]) -> Result:
+        made = [
+            RunResult(seed, {}, False, {k: rule.pick(of) for k, rule in RULES.items()}, of[-1])
+            for seed, of in enumerate(several)
+        ]
+        return Result(Cell("fedavg", {}, "test", [Run(0, {})]), made)
+
+    never = [line(5, (0.8, 0.95), 0.05), line(10, (0.7, 0.8), 0.3)]
+    found = {
+        column.heading: column.scores.mean().to_dict()
+        for column in tables.by_rule([("one", result(LINES, LINES)), ("two", result(never, never))])
+    }
+    assert found == {
+        "validation": pytest.approx({"one": 0.1, "two": 0.05}),
+        "agreement": pytest.approx({"one": 0.6, "two": NAN}, nan_ok=True),
+        "last_if_agreed": pytest.approx({"one": 0.65, "two": NAN}, nan_ok=True),
+        "last": pytest.approx({"one": 0.65, "two": 0.3}),
+        "oracle (looks at the test)": pytest.approx({"one": 0.7, "two": 0.3}),
+    }
 
 
 def accuracies(each: Line) -> tuple[float, ...]:

@@ -262,3 +262,30 @@ def test_classes_and_shards_of_the_test_are_made_of_its_rows():
     for rows, mine in zip(shards, federation.parts_of(made.train), strict=True):
         counts, own = (np.bincount(dataset.y[part], minlength=4) for part in (rows, mine))
         assert (np.abs(counts - own * len(rows) / len(mine)) <= 1).all()
+
+
+@pytest.mark.parametrize("name", ["domain", "iid"])  # clients of one domain, and of several
+@pytest.mark.parametrize("first_row", [0, 30])
+def test_without_a_domain_its_examples_are_the_test(name, first_row):
+    dataset = make_dataset(90, num_test=9)
+    domain_of = np.concatenate([np.full(first_row, 7), dataset.domain])
+    partition = federation.partitioner(name, dataset, 5)
+    x, y = (np.concatenate([leaf[:first_row], leaf]) for leaf in (dataset.x, dataset.y))
+    data = federation.examples(x, y)
+    whole = federation.split(
+        dataset, data, partition, held_out="d0", seed=3, validation=0.3, first_row=first_row
+    )
+    left = federation.without(whole, "d2", domain_of)
+    gone = []
+    for kind in ("train", "valid"):
+        before, after = (federation.parts_of(getattr(each, kind)) for each in (whole, left))
+        for old, new in zip(before, after, strict=True):
+            assert new.tolist() == [row for row in old if domain_of[row] != 2]
+            gone += [row for row in old if domain_of[row] == 2]
+    assert gone
+    assert sorted(all_rows(left.test)) == sorted(gone) != all_rows(left.test).tolist()
+    assert left.test_domain == [2]
+    np.testing.assert_array_equal(left.domain, whole.domain)
+    every = first_row + np.arange(90)
+    np.testing.assert_array_equal(np.sort(left.train.order), every)
+    np.testing.assert_array_equal(left.train.order, left.test.order)

@@ -520,3 +520,73 @@ def test_a_wrong_factory_network_or_data() -> None:
     for name, factory, model, data, settings in wrong:
         with pytest.raises(UsageError, match=name):
             fit(factory, model, data, **FLAT | settings)
+
+
+DOMAINS = Dataset(
+    X,
+    Y,
+    ("no", "yes"),
+    np.arange(48, dtype=np.int32) % 3,
+    ("a", "b", "c"),
+    np.arange(48) >= 40,
+)
+
+
+@pytest.mark.parametrize("algorithm", [fedavg.fedavg, erm.erm])
+def test_a_run_without_a_domain_is_one_on_clients_that_do_not_have_it(algorithm: Any) -> None:
+    """Mixed clients: the first has domain b alone, so it never attends."""
+    parts = [np.arange(1, 30, 3), np.array([0, 2, 31, 34]), np.array([3, 5, 6, 8, 33, 37, 39])]
+    own = clients.of_dataset(DOMAINS, partition=lambda rows, rng: parts, validation=0.3)
+    runs = [
+        *(program.Run(seed, {"learning_rate": 0.3}) for seed in SEEDS),
+        *(program.Run(seed, {"learning_rate": 0.2}, "b") for seed in SEEDS),
+    ]
+    settings: dict[str, Any] = {"rounds": 3, "batch_size": 4, "callbacks": (), "devices": 1}
+    both = fit(algorithm, MODEL, own, grid=runs, **settings)
+
+    def alone(seeds: list[int]) -> federation.Splits:
+        splits = own(seeds)
+        for seed in seeds:
+            of = splits.of_seed[seed]
+            held = {kind: federation.parts_of(getattr(of, kind)) for kind in ("train", "valid")}
+            kept = {k: [rows[rows % 3 != 1] for rows in each] for k, each in held.items()}
+            tested = np.sort(np.concatenate([*held["train"], *held["valid"]]))
+            made = {k: federation.of_parts(splits.data, each) for k, each in kept.items()}
+            made["test"] = federation.of_parts(splits.data, [tested[tested % 3 == 1]])
+            splits.of_seed[seed] = of._replace(**made)
+        return splits
+
+    grid = {"seed": SEEDS, "learning_rate": [0.2]}
+    only = fit(algorithm, MODEL, alone, grid=grid, **settings)
+    whole = fit(algorithm, MODEL, own, grid=grid | {"learning_rate": [0.3]}, **settings)
+    for name in both.history:
+        for found, needed in ((both.history[name][:2], whole), (both.history[name][2:], only)):
+            np.testing.assert_allclose(found, needed.history[name], rtol=1e-5, err_msg=name)
+    assert [*both.history.to_dataframe()["left_out"]] == [""] * 6 + ["b"] * 6
+
+
+def test_runs_are_those_of_a_grid_or_any_others() -> None:
+    grid = {"seed": SEEDS, "learning_rate": RATES}
+    needed = fit(fedavg.fedavg, MODEL, CLIENTS, grid=grid, **FLAT)
+    listed = [needed.runs[at] for at in (3, 0, 1)]  # not a product
+    found = fit(fedavg.fedavg, MODEL, CLIENTS, grid=listed, **FLAT)
+    assert_same_bits(found.history["train_loss"], needed.history["train_loss"][[3, 0, 1]])
+    # The factor of a schedule multiplies a number of each run.
+    one = [program.Run(seed, {}) for seed in SEEDS]
+    half = {"learning_rate_schedule": lambda at: 0.5, "learning_rate": 0.6}
+    scheduled = fit(fedavg.fedavg, MODEL, CLIENTS, grid=one, **half, **FLAT)
+    assert_same_bits(scheduled.history["train_loss"], needed.history["train_loss"][:2])
+
+
+def test_runs_are_refused_that_do_not_fit() -> None:
+    for runs, where in (
+        ([program.Run(0, {"learning_rate": 0.1}), program.Run(0, {})], "grid"),
+        ([program.Run(0, {}, "a")], "clients"),  # of a list, without domains
+        ([0, 1], "grid"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            fit(fedavg.fedavg, MODEL, CLIENTS, grid=runs, **FLAT)  # type: ignore[arg-type]
+        assert caught.value.argument == where
+    with pytest.raises(UsageError) as caught:
+        fit(fedavg.fedavg, MODEL, DOMAINS, grid=[program.Run(0, {}, "d")], **FLAT)
+    assert caught.value.argument == "left_out"

@@ -1,0 +1,83 @@
+"""Runs that leave a training domain out: their scores, their inputs, and how they go on."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedjax_inv.data import federation
+from fedjax_inv_experiments import assemble, config, finished, selection
+from fedjax_inv_experiments.running import folder as folders
+from fedjax_inv_experiments.running import log
+from runs import Ran, go_on, halved, metrics, ran, states
+
+DOMAINS = ("0", "30")  # beside the one that is held out
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    place = tmp_path_factory.mktemp("left_out") / "run"
+    flags = {"angles": (0, 30, 60), "max_examples": 240, "widths": (8,), "compile": "quick"}
+    chosen = config.of(
+        **flags,
+        rounds=4,
+        eval_every=2,
+        seeds=(0, 3),
+        select="leave_one_out",
+        partition="mixed",
+        standardise=True,
+        wrong_labels=0.3,
+        run_dir=str(place),
+    )
+    return ran(chosen)
+
+
+def test_the_rule_sees_the_mean_score_on_the_domains_left_out(done: Ran) -> None:
+    lines = log.read(done.folder)
+    assert {(line.run, line.seed, line.left_out) for line in lines} == {
+        *((0, 0, ""), (1, 3, ""), (2, 0, "0"), (3, 3, "0"), (4, 0, "30"), (5, 3, "30"))
+    }
+    for line in (line for line in lines if not line.left_out):
+        others = [
+            each.domains[each.left_out].score
+            for each in lines
+            if each.left_out and (each.seed, each.round) == (line.seed, line.round)
+        ]
+        assert len(others) == len(DOMAINS)
+        assert line.left_out_score == pytest.approx(np.mean(others))
+    result = folders.result(done.folder)
+    picked = selection.choose("fedavg", result, "leave_one_out")
+    assert picked is not None
+    assert [run.seed for run in picked.runs] == [0, 3]
+    # The network that is kept is that of the run on all domains.
+    runs = finished.open("run", done.folder)
+    for index, line in enumerate(picked.selected):
+        assert int(runs.run(index, "best").served().round) == line.round
+    table = pd.read_csv(done.folder / "runs.csv")
+    assert {*table[table.selected].run} == {0, 1}
+    assert {*table[table.picked_by.notna()].run} == {0, 1}
+
+
+def test_nothing_of_the_domain_enters_the_training(done: Ran) -> None:
+    made, inputs = assemble.assemble(done.job.config), done.job.plan.inputs
+    scaling = inputs.scaling
+    assert scaling is not None
+    x = np.asarray(made.data.x, np.float64).reshape(len(made.data.y), -1, 1)
+    for index, run in enumerate(done.job.cell.runs):
+        split = made.splits["60"][run.seed]
+        rows = np.concatenate(federation.parts_of(split.train))
+        if run.left_out:
+            left_out = made.domain[rows] == made.dataset.domains.index(run.left_out)
+            assert 0 < left_out.sum() < len(rows)
+            rows = rows[~left_out]
+        assert int(inputs.train.size[index].sum()) == len(rows)
+        np.testing.assert_allclose(scaling.shift[index], x[rows].mean() / 255, rtol=1e-4)
+
+
+def test_a_resumed_run_is_the_same(done: Ran, tmp_path: Path) -> None:
+    folder = go_on(done.job, halved(done.job, tmp_path / "run"))
+    assert metrics(folder) == metrics(done.folder)
+    for item in ("default", "kept"):
+        ours, theirs = (states(each, 4, item) for each in (folder, done.folder))
+        assert str(ours) == str(theirs)
