@@ -223,7 +223,8 @@ def assemble(
     validate = data_flags.validated(config, first.domains, held_out)
     left_out = {}
     if config.leave_one_out:
-        left_out = {each: data_flags.training_domains(first, *each) for each in validate.items()}
+        pairs = validate.items()
+        left_out = {out: data_flags.training_domains(first, out, by) for out, by in pairs}
     cells = grid.cells(config, held_out, validate, left_out)
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():

@@ -180,6 +180,7 @@ def test_a_table_has_the_scores_of_each_method_by_each_rule() -> None:
         "agreement": pytest.approx({"one": 0.6, "two": NAN}, nan_ok=True),
         "last_if_agreed": pytest.approx({"one": 0.65, "two": NAN}, nan_ok=True),
         "last": pytest.approx({"one": 0.65, "two": 0.3}),
+        "unseen_domain": pytest.approx({"one": 0.5, "two": 0.3}),
         "oracle (looks at the test)": pytest.approx({"one": 0.7, "two": 0.3}),
     }
 
