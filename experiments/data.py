@@ -58,9 +58,8 @@ def is_table(dataset: str) -> bool:
 def load(config: Config, like: Dataset | None = None) -> Dataset:
     """The data set, before environments.
 
-    like: the data set of a run; if both are tables, the new one must have its columns.
+    like: the data set of a run; a table then has its task, and its columns if it is one, too.
     """
-    both = like is not None and like.columns and is_table(config.dataset)
     roles = tables.Roles(**{role: getattr(config, name) for role, name in _ROLES.items()})
     try:
         loaded = sources.load(
@@ -70,7 +69,7 @@ def load(config: Config, like: Dataset | None = None) -> Dataset:
             vocabulary=config.vocabulary or None,
             text_length=config.text_length or None,
             roles=None if roles == tables.Roles() else roles,
-            like=like if both else None,
+            like=like if is_table(config.dataset) else None,
         )
     except UsageError as error:
         names = {"like": "dataset"} | {f"roles.{role}": name for role, name in _ROLES.items()}

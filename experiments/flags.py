@@ -145,7 +145,8 @@ flags.DEFINE_string(
     "digits",
     "digits, moved_digits (nine copies of each, moved by a pixel), dsprites, a TFDS name, or the "
     "path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of Sentiment140 (.csv), of "
-    "a table (.csv or .parquet) or of a folder of x.npy, y.npy and others.",
+    "a table (.csv or .parquet) of features or of paths of images, or of a folder of x.npy, y.npy "
+    "and others.",
 )
 _define_list("target_column", ["target"], "The columns of a table's targets.")
 flags.DEFINE_string("domain_column", "domain", "The column of a table's domains, if there are any.")
@@ -155,7 +156,9 @@ flags.DEFINE_string(
     "group_column", "", "That of groups, such as patients, which no random split separates."
 )
 flags.DEFINE_string(
-    "split_column", "", "That of splits of your own: train, val or test; in place of --test_column."
+    "split_column",
+    "",
+    "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column.",
 )
 _define_list("ignored_columns", [], "Other columns of a table that are not features.")
 flags.DEFINE_enum(
@@ -167,7 +170,7 @@ flags.DEFINE_enum(
     "true/false, else values.",
 )
 flags.DEFINE_string("data_dir", "", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
-flags.DEFINE_integer("image_size", 0, "Side of a folder's images; 0: as they are.", lower_bound=0)
+flags.DEFINE_integer("image_size", 0, "Side of images of files; 0: as they are.", lower_bound=0)
 flags.DEFINE_integer("stride", 1, "Keep every n-th pixel (2: 14x14 MNIST).", lower_bound=1)
 flags.DEFINE_integer("vocabulary", 0, "Most frequent words of a text; 0: 10,000.", lower_bound=0)
 flags.DEFINE_integer("text_length", 0, "Words of a text, cut or padded; 0: 30.", lower_bound=0)

@@ -15,17 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_inv import checks, platforms
+from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import dsprites, leaf, tables, text
+from fedjax_inv.data import dsprites, images, leaf, tables, text
 from fedjax_inv.data.dataset import Dataset, for_texts, holds_finite, suspicions
 
 # Optional packages are imported where they are used: the core works without them.
 
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
-# Of images. For others, such as EPS, Pillow starts another program.
-_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "client", "test", "group", "valid")  # the arrays that are read
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
@@ -33,8 +31,6 @@ _UNFIT: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
     *(zipfile.BadZipFile, zlib.error, Warning),
 )
-# Pillow's modes of more than 8 bits, which a conversion would clip.
-_DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
 _BATCH = 1000  # records of TFDS that are read at once
 
 
@@ -61,14 +57,15 @@ def load(
           "mnist:3.0.1", by default in its highest prepared version;
         - the path of an `.npz` file, or of a folder of files x.npy, y.npy and so on, of which x is
           mapped into memory: see `of_arrays`;
-        - the path of a table, a `.csv` or `.parquet` file: see `tables.table`;
+        - the path of a table, a `.csv` or `.parquet` file, of features or of paths of images: see
+          `tables.table`;
         - the path of a `.csv` file of Sentiment140, with users: see `text.sentiment140`. Its first
           line has six fields, and starts with a whole number or ends with user and text;
         - the path of LEAF's FEMNIST, with users: a `.json` file, or a folder of them, in which
           folders train and test are the splits;
         - the path of a folder of images `domain/class/file`, as in PACS and VLCS.
       data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
-      image_size: the height and width in pixels to which the images of a folder are resized.
+      image_size: the height and width in pixels to which images of files are resized.
       num_images: how many images of "dsprites" are rendered; by default 20,000.
       vocabulary: the number of words in the vocabulary of texts; by default 10,000.
       text_length: the number of words to which texts are cut or padded; by default 30.
@@ -99,7 +96,7 @@ def load(
             of_leaf = leaf.files(path)
             return leaf.femnist(of_leaf) if of_leaf else _image_folder(path, image_size)
         if os.path.isfile(path) and path.suffix in FILES:
-            return _file(path, vocabulary, length, roles, like)
+            return _file(path, image_size, vocabulary, length, roles, like)
         raise ValueError(_not_found(name, tfds_dir))
     except UsageError:
         raise
@@ -112,8 +109,8 @@ def load(
 def _made(name: str, num_images: int | None) -> Dataset:
     if name == "dsprites":
         return dsprites.load() if num_images is None else dsprites.load(num_images=num_images)
-    images, labels = _digits()
-    x = np.rint(images * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
+    levels, labels = _digits()
+    x = np.rint(levels * _DIGITS_TO_8_BITS).astype(np.uint8)[..., None]
     digits = _one_domain(x, labels, [*map(str, range(10))], np.zeros(len(x), bool))
     return digits if name == "digits" else _moved(digits)
 
@@ -148,7 +145,12 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Sequence[str], test: np.n
 
 
 def _file(
-    path: Path, vocabulary: int, length: int, roles: tables.Roles | None, like: Dataset | None
+    path: Path,
+    image_size: int | None,
+    vocabulary: int,
+    length: int,
+    roles: tables.Roles | None,
+    like: Dataset | None,
 ) -> Dataset:
     if path.suffix == ".npz":
         archive: Any = np.load(path)
@@ -158,7 +160,7 @@ def _file(
         return leaf.femnist(leaf.files(path))
     if path.suffix == ".csv" and _is_sentiment140(path):
         return text.sentiment140(path, vocabulary, length)
-    return tables.table(path, roles, like=like)
+    return tables.table(path, roles, image_size=image_size, like=like)
 
 
 def _is_sentiment140(path: Path) -> bool:
@@ -383,53 +385,7 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     if not files:
         raise ValueError("must hold images in folders domain/class/, there are none")
     of_label, of_domain = ([file.parents[above].name for file in files] for above in (0, 1))
-    if image_size is not None:
-        platforms.check_memory("image_size", image_size, 3 * len(files) * image_size**2)
-    size = None if image_size is None else (image_size, image_size)
-    x, are_grey = np.empty((0, 0, 0, 3), np.uint8), True
-    for i, file in enumerate(files):
-        pixels = image_of(file, size)
-        height, width, channels = pixels.shape
-        if i == 0:
-            needed = 3 * len(files) * height * width
-            what = f" for images of {width}x{height} pixels"
-            platforms.check_memory(str(root), ..., needed, what=what)
-            x = np.empty((len(files), height, width, 3), np.uint8)
-        if pixels.shape[:2] != x.shape[1:3]:
-            text = "must hold images of one size unless image_size is given"
-            text += f", {files[0]} is {x.shape[2]}x{x.shape[1]} and {file} {width}x{height}"
-            raise ValueError(text)
-        x[i] = pixels
-        are_grey &= channels == 1
-    x = x[..., :1].copy() if are_grey else x
     domain, domains = _numbered(of_domain)
     y, classes = _numbered(of_label)
+    x = images.decoded(files, image_size)
     return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))
-
-
-def image_of(
-    file: Path, size: tuple[int, int] | None = None, mode: str | None = None
-) -> np.ndarray:
-    """Decode a file of an image, turned as its EXIF data say: [height, width, 3 or 1] uint8.
-
-    `size` is the (width, height) to which it is resized, if any; `mode` is "RGB" or "L", grey, and
-    by default "RGB" unless the image is grey.
-    """
-    from PIL import Image, ImageOps
-
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns of large images and refuses larger ones; the large ones are allowed here.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(checks.regular(file), formats=_FORMATS) as opened:
-                if opened.mode in _DEEP_MODES:
-                    raise ValueError(f"has more than 8 bits a channel, its mode is {opened.mode}")
-                turned = ImageOps.exif_transpose(opened)
-                mode = mode or ("L" if opened.mode in ("1", "L") else "RGB")
-                image = turned.convert(mode)
-                image = image if size is None else image.resize(size, Image.Resampling.BILINEAR)
-    except Exception as error:  # of many types, such as of Pillow for damage and absurd sizes
-        text = f"must be an image that can be decoded: {checks.one_line(error)}"
-        raise UsageError(str(file), ..., text) from None
-    pixels = np.asarray(image)
-    return pixels if pixels.ndim == 3 else pixels[..., None]

@@ -37,7 +37,7 @@ def of_records(
     The source are M records of one shape, such as `tfds.data_source("mnist", split="train")`; its
     method `__getitems__` reads several at once, if it has one. `inputs` makes one x of a record,
     such as `operator.itemgetter("image")`, and `targets` one y. Of a list of (file, target),
-    `sources.image_of` reads images in a folder: inputs=lambda pair: image_of(pair[0], (64, 64)).
+    `images.image_of` reads images: inputs=lambda pair: image_of(pair[0], (64, 64)).
     """
 
     def decoded(record: Any) -> Examples:

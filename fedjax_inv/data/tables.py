@@ -1,15 +1,17 @@
 """Tables of a .csv or .parquet file as data sets: a column is a feature unless it has another role.
 
 Categories become features of 0 and 1, one for each category of the file. Which of them occur in
-training depends on the split, so `models.scaling` sets the others to 0 inside the network.
+training depends on the split, so `models.scaling` sets the others to 0 inside the network. If a
+column has paths of images, these are the examples.
 """
 
 import collections
 import difflib
+import os
 import re
 import unicodedata
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import numpy as np
 
 from fedjax_inv import checks, platforms
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import images
 from fedjax_inv.data.dataset import TASKS, Column, Dataset, suspicions
 
 # pandas is imported where it is used, as it is optional. It comes without types.
@@ -30,9 +33,9 @@ _MISSING = ["", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "#N/A", "<NA>"
 _TRUTH = ("false", "true")
 _OPTIONAL = ("domain", "client", "test")  # roles that are also their default names
 _NAMED = ("group", "split")  # roles that no column has by default
-# The texts in a column of splits.
-_SPLITS = {"train": "train", "training": "train", "test": "test"}
-_SPLITS |= dict.fromkeys(("val", "valid", "validation"), "valid")
+# The texts in a column of splits, and the numbers of WILDS.
+_SPLITS = {"train": "train", "training": "train", "0": "train", "test": "test", "2": "test"}
+_SPLITS |= dict.fromkeys(("val", "valid", "validation", "1"), "valid")
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # a frame's index that was written too
 # A number, also as 1,234.5 or 5%, or a date of numbers. So many beside a text are no categories.
 _NUMBER = re.compile(r"[-+]?[\d.,']*\d[\d.,']*(e[-+]?\d+)?%?|\d+([/.-])\d+\2\d+", re.IGNORECASE)
@@ -55,7 +58,8 @@ class Roles(NamedTuple):
     client: str = "client"  # texts or whole numbers: the user of an example
     test: str = "test"  # true/false or 0/1: whether an example is in the test split
     group: str = ""  # texts or whole numbers: no random split separates the rows of a group
-    split: str = ""  # train, val or test, in place of `test` and of a random validation
+    # train, val and test, or 0, 1 and 2, in place of `test` and of a random validation
+    split: str = ""
     ignored: tuple[str, ...] = ()
     # "auto" or one of TASKS. With "auto", one target is of classes if it holds texts, true/false or
     # whole numbers with at most MOST_CLASSES different values, else of values; several targets are
@@ -63,19 +67,30 @@ class Roles(NamedTuple):
     task: str = "auto"
 
 
-def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None) -> Dataset:
+def table(
+    path: Path,
+    roles: Roles | None = None,
+    *,
+    image_size: int | None = None,
+    like: Dataset | None = None,
+) -> Dataset:
     """Read a table: a .csv file in UTF-8 with a line of column names, or a .parquet file.
 
     Columns of numbers are one feature each. Columns of texts and of true/false have a feature for
     each category, 1 where the example has it. Features are in the order of columns, categories in
     alphabetical order. Blanks around names and texts do not count.
 
+    Where the first row has the path of an image, relative to the table's folder, in a column
+    without a role, the examples are images, and other columns without a role are not read. Targets
+    are then in a column y unless another one is named or called target, and splits in split.
+
     Args:
       path: the file.
       roles: the columns that are no features; by default those of `Roles`.
-      like: a data set from an earlier table. The new one gets its columns, categories and classes,
-        and its targets are of the same task; a category that the earlier table does not have is 0
-        in all its features.
+      image_size: the height and width in pixels to which images are resized.
+      like: the data set of a training. The targets are of the same task. If it is of a table of
+        features, the new one gets its columns, categories and classes; a category that the earlier
+        table does not have is 0 in all its features.
 
     Returns:
       The data set, with `columns`, and with users if there is a column of clients.
@@ -85,10 +100,10 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
         earlier table has none.
     """
     roles = _checked(Roles() if roles is None else roles)
-    frame = _frame(path, roles, like)
-    single = {roles.domain, roles.client, roles.test, roles.group, roles.split}
-    used = {*roles.target, *single, *roles.ignored}
-    features = [name for name in frame if name not in used]
+    frame, roles, image = _frame(path, roles, like)
+    if like is not None and not like.columns:
+        roles, like = roles._replace(task=like.task), None
+    features = [name for name in frame if name not in _used(roles)]
     known = {} if like is None else {column.name: column for column in like.columns}
     if known:
         for name in sorted(known.keys() ^ {*features}):
@@ -98,12 +113,6 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
     if not features or frame.empty:
         raise ValueError("must hold an example, and a column of features beside those with roles")
     y, classes = _targets(frame, roles, like)
-    made = [_feature(frame, name, known.get(name)) for name in features]
-    columns = tuple(column for _, column in made)
-    names = [feature for column in columns for feature in column.features]
-    for name, count in collections.Counter(names).items():
-        if count > 1:  # of a column "a=b" beside a text b in a column "a"
-            raise ValueError(f"has two features {name!r}, must have other names of columns")
     domains: tuple[str, ...] = ("all",)
     domain = np.zeros(len(y), np.int32)
     if roles.domain in frame:
@@ -117,10 +126,19 @@ def table(path: Path, roles: Roles | None = None, *, like: Dataset | None = None
             _warn(frame, roles.test, "is false in every row: the data have no test split")
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
     group = _groups(frame, roles.group)[0] if roles.group in frame else None
-    platforms.check_memory(str(path), ..., 4 * len(y) * len(names))
-    x = np.concatenate([block for block, _ in made], axis=1, dtype=np.float32)
+    columns: tuple[Column, ...] = ()
+    if image:
+        x = _images(frame, image, image_size)
+    else:
+        x, columns = _features(frame, features, known)
     more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
     return Dataset(x, y, classes, domain, domains, test, **more)
+
+
+def _used(roles: Roles) -> set[str]:
+    """Return the names of all columns with a role."""
+    single = {roles.domain, roles.client, roles.test, roles.group, roles.split}
+    return {*roles.target, *single, *roles.ignored}
 
 
 def _checked(roles: Roles) -> Roles:
@@ -144,23 +162,51 @@ def _checked(roles: Roles) -> Roles:
     return roles
 
 
-def _frame(path: Path, roles: Roles, like: Dataset | None) -> Any:
-    """Return the file as a frame of pandas, in which codes are texts: "01" is not 1."""
+def _resolved(
+    path: Path, roles: Roles, like: Dataset | None, names: Sequence[str], first: Mapping[str, Any]
+) -> tuple[Roles, str]:
+    """Return the roles of a table with these names and first row, and its column of images or "".
+
+    Of several columns of images, the one counts whose file exists.
+    """
+    free = {name: str(first[name]).strip() for name in first if name not in _used(roles)}
+    found = [name for name, text in free.items() if _IMAGE.fullmatch(text)]
+    if like is not None and like.columns:
+        found = []
+    if len(found) > 1:
+        found = [name for name in found if os.path.isfile(path.parent / free[name])] or found
+    if len(found) > 1:
+        text = f"must name all columns of images but one; the table has {_listed(found)}"
+        raise UsageError("roles.ignored", roles.ignored, text)
+    if found and roles.target == Roles().target and "target" not in names and "y" in free:
+        roles = roles._replace(target=("y",))
+    if found and not roles.split and roles.test not in names and "split" in free:
+        roles = roles._replace(split="split")
+    _check_names(names, roles if like is None else roles._replace(group="", split=""))
+    return roles, found[0] if found else ""
+
+
+def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, str]:
+    """Return the file as a frame of pandas, its roles, and its column of images or "".
+
+    In the frame codes are texts: "01" is not 1.
+    """
     import pandas as pd
     import pyarrow.fs
 
-    needed = roles if like is None else roles._replace(group="", split="")
     if path.suffix != ".csv":
         # From pyarrow's own file: with Python's a process that runs JAX may abort at its end.
         local = pyarrow.fs.LocalFileSystem()
         frame = pd.read_parquet(path, filesystem=local, partitioning=None, use_threads=False)
         frame.columns = [str(name) for name in frame.columns]
-        _check_names([*frame], needed)
+        first = {name: frame[name].iloc[0] for name in frame if len(frame)}
+        roles, image = _resolved(path, roles, like, [*frame], first)
     else:
         texts = {"encoding": "utf-8-sig", "skipinitialspace": True, "keep_default_na": False}
-        first = pd.read_csv(path, header=None, nrows=1, dtype=str, **texts)
-        names = [name.strip() for name in first.iloc[0]]
-        _check_names(names, needed)
+        begin = pd.read_csv(path, header=None, nrows=2, dtype=str, **texts)
+        names = [name.strip() for name in begin.iloc[0]]
+        first = dict(zip(names, begin.iloc[-1], strict=True))
+        roles, image = _resolved(path, roles, like, names, first)
         codes = {roles.domain, roles.client, roles.group} - {""}
         if (roles.task if like is None else like.task) in ("auto", "classes"):
             codes |= {*roles.target}
@@ -186,7 +232,7 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> Any:
         for name in codes & {*names}:
             frame[name] = _inferred(frame[name].str.strip())
     frame.attrs["path"] = str(path)
-    return frame
+    return frame, roles, image
 
 
 def _inferred(texts: Any) -> Any:
@@ -375,9 +421,7 @@ def _feature(frame: Any, name: str, known: Column | None) -> tuple[np.ndarray, C
     if not known and kind == "text":
         are_numbers = np.array([_NUMBER.fullmatch(text) is not None for text in names])
         wrong = ""
-        if all(map(_IMAGE.fullmatch, names)):
-            wrong = f"paths of images, such as {names[0]!r}, which are read from folders alone"
-        elif are_numbers.sum() > max(_NUMBERS_AMONG_TEXTS, len(names) / 2):
+        if are_numbers.sum() > max(_NUMBERS_AMONG_TEXTS, len(names) / 2):
             row = are_numbers[number].argmin()
             wrong = f"numbers or dates as texts, such as {names[number[row]]!r} in row {row + 1}"
         elif len(names) == len(number) > 1:
@@ -388,6 +432,32 @@ def _feature(frame: Any, name: str, known: Column | None) -> tuple[np.ndarray, C
             text = "must hold categories or plain numbers, or be ignored"
             raise ValueError(f"column {name!r} holds {wrong}; {text}")
     return number[:, None] == np.arange(len(names)), Column(name, names)
+
+
+def _features(
+    frame: Any, names: Sequence[str], known: Mapping[str, Column]
+) -> tuple[np.ndarray, tuple[Column, ...]]:
+    """Return the features [M, D] of columns, and their records."""
+    made = [_feature(frame, name, known.get(name)) for name in names]
+    columns = tuple(column for _, column in made)
+    features = [feature for column in columns for feature in column.features]
+    for name, count in collections.Counter(features).items():
+        if count > 1:  # of a column "a=b" beside a text b in a column "a"
+            raise ValueError(f"has two features {name!r}, must have other names of columns")
+    platforms.check_memory(frame.attrs["path"], ..., 4 * len(frame) * len(features))
+    return np.concatenate([block for block, _ in made], axis=1, dtype=np.float32), columns
+
+
+def _images(frame: Any, name: str, image_size: int | None) -> np.ndarray:
+    """Return the images [M, height, width, channels] of a column of paths."""
+    folder = Path(frame.attrs["path"]).parent
+    files = [folder / str(text) for text in _column(frame, name)[0]]
+    try:
+        return images.decoded(files, image_size)
+    except UsageError as error:
+        rows = [row for row, file in enumerate(files, 1) if str(file) == error.argument]
+        where = f" (row {rows[0]}, column {name!r})" if rows else ""
+        raise UsageError(error.argument, ..., error.allowed + where, **error.others) from None
 
 
 def is_rounded(exact: np.ndarray, numbers: np.ndarray) -> bool:

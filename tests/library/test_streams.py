@@ -15,7 +15,7 @@ from federations import assert_close, assert_same_bits, plain
 from fedjax_inv import schedules, streaming
 from fedjax_inv.algorithms import fedbn, scaffold
 from fedjax_inv.callbacks import Callback
-from fedjax_inv.data import sources, stored
+from fedjax_inv.data import images, stored
 from fedjax_inv.devices import Devices
 from fedjax_inv.fit import plan
 from fedjax_inv.fitted import Fitted
@@ -155,7 +155,7 @@ def test_images_of_a_folder_are_records(tmp_path: Path) -> None:
         pairs.append((path, shade // 100))
     each = stored.of_records(
         pairs,
-        inputs=lambda pair: sources.image_of(pair[0], (3, 4), "L"),
+        inputs=lambda pair: images.image_of(pair[0], (3, 4), "L"),
         targets=lambda pair: np.int32(pair[1]),
     )
     found = each.take(np.array([1, 0]))
