@@ -14,17 +14,22 @@ from typing import Any, NamedTuple
 import chex
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv.data import clients
-from fedjax_inv_experiments import __main__
-from runs import no_figures, run
+from fedjax_inv.data.federation import parts_of
+from fedjax_inv_experiments import __main__, assemble, config
+from runs import no_figures, parsed, run
 
 ROOT = Path(__file__).parents[1]
 PARTS = re.compile(
     r"^```python\n(?P<snippet>.*?)^```$|^(?:    )?(?P<command>fedjax-inv .*?[^\\])$", re.M | re.S
 )
+
+
+CELL = "{i},0{i},4,{i},5,{third},0,{c},{odd}"  # of Camelyon17
 
 
 class Played(NamedTuple):
@@ -102,6 +107,61 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     x = np.stack([table["age"], table["pressure"], is_blue, ~is_blue], 1)[rows].astype(np.float32)
     expected = [[float(line[f"probability_{name}"]) for name in ("no", "yes")] for line in lines]
     np.testing.assert_allclose(names["probabilities"](x), expected, atol=1e-5)
+
+
+def test_images_in_a_table(tmp_path: Path) -> None:
+    """The commands of the page read tables with WILDS's columns, and the images that they list."""
+    birds, cells, traps, faces = (
+        "waterbirds_v1.0",
+        "camelyon17_v1.0",
+        "iwildcam_v2.0",
+        "celebA_v1.0",
+    )
+    names = "img_id,img_filename,y,split,place,place_filename"
+    written = [
+        (f"{birds}/metadata.csv", names, "{i},{i}.jpg,{half},{third},{odd},/no/{i}.jpg"),
+        (f"{cells}/metadata.csv", ",patient,node,x_coord,y_coord,tumor,slide,center,split", CELL),
+        (f"{traps}/metadata.csv", ",split,location_remapped,y,filename", "{i},{s},{c},{i},{i}.jpg"),
+        (f"{faces}/list_attr_celeba.csv", "image_id,Blond_Hair,Male", "{i}.jpg,{sign},{odd}"),
+        (f"{faces}/list_eval_partition.csv", "image_id,partition", "{i}.jpg,{third}"),
+    ]
+    places = (
+        f"{birds}/{{i}}.jpg",
+        f"{traps}/train/{{i}}.jpg",
+        f"{faces}/img_align_celeba/{{i}}.jpg",
+    )
+    places += (
+        f"{cells}/patches/patient_0{{i}}_node_4/patch_patient_0{{i}}_node_4_x_{{i}}_y_5.png",
+    )
+    splits = ("train", "val", "test", "id_val", "id_test")
+    values = [
+        {"i": i, "odd": i % 2, "third": i % 3, "half": i // 15, "sign": i % 4 // 2 * 2 - 1}
+        | {"s": splits[i % 5], "c": i // 8 - 1}
+        for i in range(10, 40)
+    ]
+    for place in places:
+        for each in values:
+            path = tmp_path / place.format(**each)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (6, 5)).save(path)
+    for place, head, row in written:
+        (tmp_path / place).write_text("\n".join([head, *(row.format(**each) for each in values)]))
+    found = []
+    with played("own_images.md", tmp_path, runs=lambda line: False):
+        for kind, line in parts((ROOT / "docs/own_images.md").read_text()):
+            if kind == "command":
+                with parsed(*shlex.split(line.replace("\\\n", " "))[2:], "--cohort=0"):
+                    made = assemble.assemble(config.chosen())
+                of_seed = next(iter(made.splits.values()))
+                split = next(iter(of_seed.values()))
+                sizes = [sorted(len(rows) for rows in parts_of(of)) for of in split[:3]]
+                found.append((made.dataset.x.shape[1], len(made.dataset.classes), *sizes))
+    assert found == [
+        (64, 3, [5, 5], [5, 5], [10]),
+        (32, 3, [3, 4], [3, 4], [8]),
+        (112, 18, [1, 1, 2, 2], [1, 1, 2, 2], [6]),
+        (64, 2, [5, 5], [5, 5], [10]),
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -182,7 +182,8 @@ def _resolved(
         roles = roles._replace(target=("y",))
     if found and not roles.split and roles.test not in names and "split" in free:
         roles = roles._replace(split="split")
-    _check_names(names, roles if like is None else roles._replace(group="", split=""))
+    read = [name for name in names if not (found and _INDEX.fullmatch(name))]
+    _check_names(read, roles if like is None else roles._replace(group="", split=""))
     return roles, found[0] if found else ""
 
 
