@@ -5,7 +5,9 @@ import importlib.metadata
 import io
 import math
 import pickle
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import hsv_to_rgb, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -26,6 +29,19 @@ from .selection import Chosen
 
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
 _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
+# The methods' names by their files. New ones come last, so that all keep their colours.
+METHODS = {
+    **{"fedavg": "FedAvg", "fedipg": "FedIPG", "fl_games": "FL Games", "fedcfa": "FedCFA"},
+    **{"cafe": "CAFE", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedprox": "FedProx"},
+    **{"vrex": "V-REx", "fediir": "FedIIR", "erm": "ERM", "fednova": "FedNova"},
+    **{"afl": "AFL", "qfedavg": "q-FedAvg", "fedgma": "FedGMA", "feddg_ga": "FedDG-GA"},
+    **{"fedsr": "FedSR", "fedmix": "FedMix", "moon": "MOON", "fedproto": "FedProto"},
+    **{"fedpvr": "FedPVR", "exit_strategy": "exit strategy", "ditto": "Ditto", "fedbn": "FedBN"},
+    **{"fedsam": "FedSAM"},
+}
+_PLAIN = ["".join(filter(str.isalnum, name)).lower() for name in METHODS.values()]
+# Of the first methods: colours that most colour-blind people tell apart (Okabe and Ito).
+_FIRST = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 _CHARACTER = 0.62  # the width of most characters, as a part of the font size
 _LINE = 1.5  # the height of a line of text, as a part of the font size
 _LONGEST = 24  # characters of a name at an axis
@@ -50,10 +66,33 @@ def wrapped(text: str, inches: float, size: float = 10) -> str:
     return literal("\n".join(line for part in lines for line in part))
 
 
-def style(index: int) -> dict[str, Any]:
-    """The colour, dashes and marker of line number `index`; lines differ in grey print, too."""
-    marks = {"ls": _LINES[index % len(_LINES)], "marker": _MARKERS[index % len(_MARKERS)]}
-    return {"color": f"C{index % 10}", "ms": 4, **marks}
+def named(label: str) -> str:
+    """A label of a run that begins with an algorithm's file, with the method's name in its place.
+
+    "fedipg penalty_on=classifier" is "FedIPG penalty_on=classifier".
+    """
+    return re.sub("^[a-z_]+", lambda word: METHODS.get(word[0], word[0]), label)
+
+
+def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The colour, dashes and marker of the line of each label.
+
+    A method has the same colour in every figure, and its variants are lighter. Lines differ in grey
+    print, too.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    seen: Counter[int] = Counter()
+    for index, label in enumerate(labels):
+        plain = "".join(filter(str.isalnum, named(label))).lower()
+        methods = [at for at, each in enumerate(_PLAIN) if each in plain]
+        at = max(methods, key=lambda at: len(_PLAIN[at])) if methods else len(_PLAIN) + index
+        # Hues that are a golden section apart are far apart for neighbours.
+        hue = np.array(hsv_to_rgb((0.618 * at % 1, 0.75, 0.9 - 0.15 * (at % 3))))
+        color = np.array(to_rgb(_FIRST[at])) if at < len(_FIRST) else hue
+        color, seen[at] = (2 * color + seen[at]) / (2 + seen[at]), seen[at] + 1
+        marks = {"ls": _LINES[index % len(_LINES)], "marker": _MARKERS[index % len(_MARKERS)]}
+        found[label] = {"color": tuple(color.tolist()), "ms": 4, **marks}
+    return found
 
 
 def over_seeds(count: int) -> str:
@@ -136,6 +175,12 @@ def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             by_name.setdefault(name, handle)
     legend(figure, list(by_name.values()), list(by_name))
+
+
+def legend_of_methods(figure: Figure, labels: Sequence[str], **more: Any) -> None:
+    """Adds a legend of lines by their labels. more: what differs from their `style`."""
+    lines = [Line2D([], [], **style | more) for style in styles(labels).values()]
+    legend(figure, lines, [*map(named, labels)])
 
 
 def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:
@@ -292,7 +337,7 @@ def _curves(drawn: Drawn, title: str) -> Figure:
         number, axis = labels.index(one.label), axes[one.held_out]
         of_runs = [[line for line in lines if line.run == index] for index in one.indices]
         rounds = [line.round for line in of_runs[0]]
-        how = style(number) | {"markevery": spaced(len(rounds), number)}
+        how = styles(labels)[one.label] | {"markevery": spaced(len(rounds), number)}
         for kind in (domain.split for domain in of_runs[0][0].domains.values()):
             if kind in _PALE:
                 unseen = np.array([[selection.score_on(x, kind) for x in run] for run in of_runs])
@@ -306,7 +351,7 @@ def _curves(drawn: Drawn, title: str) -> Figure:
     _spread_out(list(axes.values()), drawn[0][0].measure)
     about = f"held out: {over_seeds(len(drawn[0][0].runs))}; thin: validation"
     entitle(figure, f"{title}\n{about}{''.join(kinds.values())}")
-    legend(figure, [Line2D([], [], **style(number)) for number in range(len(labels))], labels)
+    legend_of_methods(figure, labels)
     return figure
 
 
@@ -359,7 +404,7 @@ def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: st
             [[run.get(name, np.nan) for name in names] for run in runs]
         )
         paint = draw_dots if is_few else draw_quantiles
-        paint(axes[one.held_out], scores, labels.index(one.label), len(labels))
+        paint(axes[one.held_out], scores, labels, labels.index(one.label))
     for held_out, axis in axes.items():
         if measure.is_share:
             axis.set_ylim(-2, 102)
@@ -375,26 +420,26 @@ def _parts(drawn: Drawn, title: str, parts_of: Callable[[Line], Parts], what: st
     if parts_of is by_client:
         when += ", on the test in each client's proportions of classes"
     entitle(figure, f"{title}\n{measure.name} {when}; {over_seeds(len(drawn[0][0].runs))}")
-    styles = [style(number) | ({"ls": ""} if is_few else {}) for number in range(len(labels))]
-    legend(figure, [Line2D([], [], **each) for each in styles], labels)
+    legend_of_methods(figure, labels, **({"ls": ""} if is_few else {}))
     return figure
 
 
-def draw_dots(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
-    """Draws means and standard deviations over seeds at 0, 1, ..., for line `number` of `count`.
+def draw_dots(axis: Axes, values: np.ndarray, labels: Sequence[str], number: int) -> None:
+    """Draws means and standard deviations over seeds at 0, 1, ..., for the label of this number.
 
     values: [seeds, parts], NaN where there is none.
     """
+    count, how = len(labels), styles(labels)[labels[number]] | {"ls": ""}
     shift = (number - (count - 1) / 2) / (count + 1)
     for place, of in enumerate(values.T):
         known = of[np.isfinite(of)]
         if known.size:
             std = known.std(ddof=known.size > 1)
-            axis.errorbar(place + shift, known.mean(), std, **style(number) | {"ls": ""}, lw=1)
+            axis.errorbar(place + shift, known.mean(), std, **how, lw=1)
 
 
-def draw_quantiles(axis: Axes, values: np.ndarray, number: int, count: int) -> None:
+def draw_quantiles(axis: Axes, values: np.ndarray, labels: Sequence[str], number: int) -> None:
     """Draws the quantiles of the parts, as a mean over seeds with a band; as `draw_dots`."""
     quantiles = np.nanquantile(values, np.linspace(0, 1, 101), axis=1).T
-    how = style(number) | {"markevery": spaced(101, 3 * number)}
+    how = styles(labels)[labels[number]] | {"markevery": spaced(101, 3 * number)}
     draw_mean(axis, np.arange(101), quantiles, 0.08, **how)

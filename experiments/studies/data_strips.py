@@ -15,9 +15,8 @@ from ..data_figures import rendered, to_rgb
 from ..studies import drawings
 
 _IMAGES = 8  # of a line
-# Colours that most colour-blind people tell apart (Okabe and Ito), for cues and for methods.
+# Colours that most colour-blind people tell apart (Okabe and Ito).
 _CUES = np.array([[0.34, 0.71, 0.91], [0.90, 0.62, 0.0]])
-_METHODS = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7")
 
 
 class Panel(NamedTuple):
@@ -81,13 +80,14 @@ def _draw_strip(axis: Axes, panel: Panel) -> None:
 
 def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str]) -> None:
     """Draws mean, standard deviation and a dot per seed; an empty bar would look like 0%."""
+    styles = figures.styles(methods)
     for place, name in enumerate(methods):
         values = panel.bars.get(name, ())
         if not len(values):
             axis.text(2, place, "no value", va="center", color="0.4")
             continue
         mean, std = float(np.mean(values)), float(np.std(values, ddof=len(values) > 1))
-        color = _METHODS[place % len(_METHODS)]
+        color = styles[name]["color"]
         axis.barh(place, mean, xerr=std, height=0.7, color=color, alpha=0.75, capsize=3)
         axis.plot(values, [place] * len(values), "o", mfc="white", mec="black", ms=3.5)
         axis.text(max([mean + std, *values]) + 2, place, f"{mean:.0f}", va="center")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from .. import figures
 
+_MOST = 100  # points of a curve
 NOTHING = "No figure: nothing was selected in any row."
 
 # quantity -> series -> (x, a value per seed) of each point
@@ -48,7 +49,6 @@ def lines(
     size: tuple[float, float],
     *,
     columns: int = 4,
-    by_seed: bool = False,
     percent: bool = False,
 ) -> str:
     """Draws lines in panels; a label has the same style in all panels.
@@ -56,36 +56,41 @@ def lines(
     Args:
       size: width and height of a panel, in inches.
       columns: how many panels stand side by side.
-      by_seed: whether each seed has a line, instead of the mean with a band.
       percent: whether the y axes go from 0 to 100.
     """
     labels = list(dict.fromkeys(label for panel in panels for label in panel.lines))
     if not labels:
         return NOTHING
+    styles = figures.styles(labels)
     figure, axes = figures.panels(len(panels), size, columns=columns, share=False)
     for axis, panel in zip(axes, panels, strict=True):
         for label, line in panel.lines.items():
-            _draw_line(axis, line, label, labels.index(label), by_seed)
+            x, y = _thinned(line)
+            every = figures.spaced(y.shape[1], labels.index(label))
+            how = styles[label] | {"markevery": every, "lw": 1.4}
+            figures.draw_mean(axis, x, y, 0.15, **how, label=figures.named(label))
+            for at in line.dots:
+                axis.plot(*at, "o", color=how["color"], mec="white", mew=0.5, ms=6)
         _set_up(axis, panel, size[0])
         if percent:
             axis.set_ylim(0, 100)
     num_seeds = max(len(line.y) for panel in panels for line in panel.lines.values())
     figures.legend_of(figure, axes)
-    return saved(figure, path, title if by_seed else f"{title}\n{figures.over_seeds(num_seeds)}")
+    return saved(figure, path, f"{title}\n{figures.over_seeds(num_seeds)}")
 
 
-def _draw_line(axis: Axes, line: Line, label: str, index: int, by_seed: bool) -> None:
+def _thinned(line: Line) -> tuple[np.ndarray, np.ndarray]:
+    """x [points] and y [values, points] of a line.
+
+    Of a long line of several seeds a point has some rounds, so that a swing between them is in its
+    band.
+    """
     y = np.asarray(line.y)
-    style = figures.style(index) | {"markevery": figures.spaced(y.shape[1], index)}
-    if not by_seed:
-        figures.draw_mean(axis, line.x, y, 0.15, **style, lw=1.4, label=label)
-        return
-    # Long, swinging curves would cover each other.
-    width, alpha = (0.5, 0.35) if len(y) > 1 and y.shape[1] > 100 else (1.2, 0.8)
-    for x, values in zip(np.broadcast_to(line.x, y.shape), y, strict=True):
-        axis.plot(x, values, **style, lw=width, alpha=alpha, label=label)
-    for at in line.dots:
-        axis.plot(*at, "o", color=style["color"], ms=7)
+    x = np.broadcast_to(line.x, y.shape).mean(0)
+    step = -(-len(x) // _MOST) if len(y) > 1 else 1
+    count = len(x) // step
+    blocks = y[:, : count * step].reshape(-1, count, step).swapaxes(1, 2)
+    return x[: count * step].reshape(count, step).mean(1), blocks.reshape(-1, count)
 
 
 def _set_up(axis: Axes, panel: Panel, inches: float) -> None:
@@ -118,14 +123,15 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
     axes = [figure.add_subplot(height, min(3, len(points)), at + 1) for at in range(len(points))]
     num_seeds = 0
     for axis, (quantity, series) in zip(axes, points.items(), strict=True):
-        for index, (name, line) in enumerate(series.items()):
-            style = figures.style(index) | ({} if is_joined else {"ls": ""})
+        styles = figures.styles(series)
+        for name, line in series.items():
+            style = styles[name] | ({} if is_joined else {"ls": ""})
             x = [figures.literal(place) for place, _ in line]
             values = [list(of) or [np.nan] for _, of in line]
             num_seeds = max([num_seeds, *(len(of) for _, of in line)])
             std = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
-            axis.errorbar(x, means, std, label=name, capsize=3, **style)
+            axis.errorbar(x, means, std, label=figures.named(name), capsize=3, **style)
             dots = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
             for place, each in zip(x, values, strict=True):
                 axis.plot([place] * len(each), each, "o", **dots)

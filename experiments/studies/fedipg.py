@@ -394,8 +394,8 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     for key, x_label, x_scale in (("round", "round", "linear"), ("bytes", "MB sent in all", "log")):
         lines = {result.row.label: _curves(result, key) for result in complete}
         panels.append(drawings.Panel(lines, "", x_label, "test accuracy, %", x_scale))
-    title = f"{data}: a line per seed, a large dot where its rule selects"
-    return drawings.lines(path, title, panels, (5.5, 4.4), by_seed=True, percent=True)
+    title = f"{data}: a large dot where the rule of a seed selects"
+    return drawings.lines(path, title, panels, (5.5, 4.4), percent=True)
 
 
 def _curves(result: RowResult, key: str) -> drawings.Line:

@@ -153,7 +153,7 @@ def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str
         return "No figure: no game is left."
     title = f"{data}, seed {games[0].only.runs[0]['seed']}"
     panels = [_oscillation(game) for game in games]
-    return drawings.lines(path, title, panels, (5.6, 2.3), columns=2, by_seed=True, percent=True)
+    return drawings.lines(path, title, panels, (5.6, 2.3), columns=2, percent=True)
 
 
 def _oscillation(result: RowResult) -> drawings.Panel:

@@ -26,6 +26,7 @@ from fedjax_inv_experiments.running.records import (
     Run,
     RunResult,
 )
+from fedjax_inv_experiments.studies import drawings
 from runs import line
 
 
@@ -137,7 +138,7 @@ def test_one_panel(
         check(figure)
         (legend,) = figure.legends
         drawn = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
-        assert drawn == [figures.literal(label) for label in labels]
+        assert drawn == [figures.literal(figures.named(label)) for label in labels]
     expected = "client" if clients <= 6 else "clients, the worst first, %"
     assert saved["clients.png"].axes[0].get_xlabel() == expected
     (axis,) = saved["curves.png"].axes
@@ -146,6 +147,15 @@ def test_one_panel(
     np.testing.assert_allclose(held_out.get_xydata(), np.transpose([[0, 5, 10], heights]))
     np.testing.assert_allclose(validation.get_ydata(), 50)
     assert len({(line.get_linestyle(), line.get_marker()) for line in axis.lines}) == len(labels)
+
+
+def test_a_method_has_its_colour_in_every_figure() -> None:
+    few = figures.styles(["fedprox", "fedavg"])
+    many = figures.styles(["my own", "FedAvg", "FedProx-epochs", "fedprox proximal=1.0", "other"])
+    assert few["fedavg"]["color"] == many["FedAvg"]["color"]
+    assert few["fedprox"]["color"] == many["FedProx-epochs"]["color"]
+    assert len({style["color"] for style in many.values()}) == len(many)
+    assert figures.named("fedprox proximal=1.0") == "FedProx proximal=1.0"
 
 
 def test_panels_of_a_last_line_that_is_not_full(
@@ -270,3 +280,13 @@ def test_the_data(kind: str, clients: int) -> None:
     if kind == "values":  # each histogram counts every example
         panel = figure.axes[1].patches[0].get_data()
         assert panel.values.sum() == pytest.approx(1)
+
+
+def test_a_long_curve_is_drawn_with_its_swings_as_a_band() -> None:
+    y = np.array([[0.0, 1.0] * 125, [1.0, 0.0] * 125])
+    x, values = drawings._thinned(drawings.Line(np.arange(250), y))
+    np.testing.assert_allclose(x, np.arange(1, 250, 3)[:83])
+    assert values.shape == (6, 83)
+    assert {*values.ravel().tolist()} == {0.0, 1.0}
+    np.testing.assert_allclose(values.mean(0), 0.5)
+    np.testing.assert_allclose(drawings._thinned(drawings.Line(np.arange(250), y[:1]))[1], y[:1])
