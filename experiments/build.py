@@ -466,6 +466,8 @@ def check_clients(config: Config, num_clients: int) -> None:
     """Checks flags against the number of clients."""
     if config.cohort > num_clients:
         raise flag_error("cohort", config.cohort, f"must be at most the {num_clients} clients")
+    if config.buffer > num_clients:
+        raise flag_error("buffer", config.buffer, f"must be at most the {num_clients} clients")
     for name, entries in (("slow", config.slow), ("lossy", config.lossy)):
         for entry in entries:
             if int(entry.partition(":")[0]) >= num_clients:
@@ -476,7 +478,7 @@ def check_clients(config: Config, num_clients: int) -> None:
     if config.frequency < 1 and num_clients > 1 and round(config.sparse * num_clients) == 0:
         text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
         raise flag_error("sparse", config.sparse, text)
-    needed = -(-num_clients // slots(config, num_clients))
+    needed = -(-num_clients // (config.buffer or slots(config, num_clients)))
     if config.first_all and needed > config.rounds:
         raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={config.rounds}")
 
@@ -501,13 +503,18 @@ class Schedule:
 
     def __call__(self, key: Array, num_clients: int, num_rounds: int) -> Cohort:
         config = self._config
-        drawn = slots(config, num_clients)
-        if drawn < num_clients:
+        drawn, seconds = slots(config, num_clients), _of_clients(config.slow, num_clients, 1)
+        if config.buffer:
+            draw = schedules.buffered(config.buffer, drawn, seconds)
+            cohort = draw(key, num_clients, num_rounds)
+            # `fit` reads it after this call, as it depends on the number of clients.
+            self.history = 1 + schedules.oldest(config.buffer, drawn, seconds)
+        elif drawn < num_clients:
             cohort = schedules.sampled(key, num_clients, drawn, num_rounds)
         else:
             cohort = schedules.everyone(num_clients, num_rounds)
-        if config.slow:
-            cohort = schedules.slow(cohort, jnp.asarray(_of_clients(config.slow, num_clients, 1)))
+        if config.slow and not config.buffer:
+            cohort = schedules.slow(cohort, jnp.asarray(seconds))
         arrives = _of_clients(config.lossy, num_clients, 1.0) * (1 - config.dropout)
         fails = jnp.asarray(1 - arrives)
         if config.frequency < 1:

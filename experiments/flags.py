@@ -426,6 +426,14 @@ NETWORK = _section()
 # The clients that take part in a round.
 
 flags.DEFINE_integer("cohort", 0, "Clients drawn each round; 0: all.", lower_bound=0)
+flags.DEFINE_integer(
+    "buffer",
+    0,
+    "Updates after which the server makes a new network, from which a client starts when another "
+    "one has delivered, while --cohort train at a time, those of --slow so many times as long "
+    "(FedBuff; --set=weighting=age); 0: all wait for each other.",
+    lower_bound=0,
+)
 
 
 @flags.multi_flags_validator(["cohort", "clients"], "a cohort has at most all clients")
@@ -468,9 +476,9 @@ flags.DEFINE_enum(
 )
 
 
-@flags.multi_flags_validator(["late", "slow"], "--late=stale sets all delays")
+@flags.multi_flags_validator(["late", "slow", "buffer"], "--late=stale sets all delays")
 def _delays_fit(values: Mapping[str, Any]) -> bool:
-    return values["late"] == "drop" or not values["slow"]
+    return values["late"] == "drop" or not (values["slow"] or values["buffer"])
 
 
 flags.DEFINE_enum(

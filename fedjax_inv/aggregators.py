@@ -40,11 +40,20 @@ def uniform(slots: Slots) -> Array:
     return jnp.ones(slots.size.shape)
 
 
-_WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform}
+def by_age(slots: Slots) -> Array:
+    """Return the weight of each client [S]: 1 / sqrt(1 + the rounds since it heard the server).
+
+    Nguyen et al. 2022 (FedBuff). The sum is divided by that of the weights, in the paper by the
+    number of clients, which also shortens the step.
+    """
+    return jax.lax.rsqrt(1.0 + slots.delay)
+
+
+_WEIGHTS: dict[str, Weight] = {"size": by_size, "uniform": uniform, "age": by_age}
 
 
 def weight_of(weighting: str | Weight) -> Weight:
-    """Return the weight function named "size" or "uniform"; a function is returned unchanged."""
+    """Return the weight function named so in `_WEIGHTS`; a function is returned unchanged."""
     if callable(weighting):
         return weighting
     checks.one_of("weighting", weighting, _WEIGHTS)

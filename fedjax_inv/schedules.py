@@ -8,10 +8,12 @@ order of the clients' numbers.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_inv import checks, permutation
 from fedjax_inv.checks import UsageError
@@ -228,3 +230,99 @@ def attending(
         return drawn
 
     return draw
+
+
+def buffered(
+    buffer: int,
+    concurrency: int | None = None,
+    seconds: float | Sequence[float] | np.ndarray = 1.0,
+    *,
+    longest: int | None = None,
+) -> Callable[[Array, int, int], Cohort]:
+    """Return (random key, C clients, T rounds) -> the schedule [T, buffer] of FedBuff, for `fit`.
+
+    Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation" (arXiv
+    2106.06639). Clients train at the same time, each as long as it needs. The server updates its
+    network when `buffer` updates have arrived: a round is what leads from one version to the next,
+    and a delay is the age of an update, in versions. Whoever has delivered is replaced by a client
+    that is drawn among the idle ones and starts from the newest version. A client is in a buffer
+    once: it rests until the next version. Of updates that arrive together the order is drawn, and
+    clients are replaced when all of them have arrived or filled the buffer.
+
+    With clients that are equally fast, and as many at a time as the buffer holds, it is `sampled`.
+    `aggregators.by_age` is FedBuff's weight. The run keeps 1 + `longest` broadcasts.
+
+    Args:
+      buffer: the updates of a round, in 1..C.
+      concurrency: how many clients train at a time, in 1..C; None: all.
+      seconds: the time that a client needs for an update, one for all or one per client [C].
+      longest: the largest delay; a client that is older at a new version gives up, and never
+        delivers if it always is. None: `oldest`, so that nobody gives up.
+    """
+
+    def draw(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+        at_once = num_clients if concurrency is None else concurrency
+        for name, number in (("buffer", buffer), ("concurrency", at_once)):
+            checks.integer(name, number, 1, num_clients, ", the clients")
+        needs = np.asarray(seconds, np.float32)
+        if needs.shape not in ((), (num_clients,)) or not (needs > 0).all():
+            text = f"must be above 0, for all or for each of {num_clients} clients"
+            raise UsageError("seconds", seconds, text)
+        most = oldest(buffer, at_once, needs) if longest is None else longest
+        return _buffered(key, num_rounds, buffer, at_once, jnp.full(num_clients, needs), most)
+
+    return draw
+
+
+def oldest(buffer: int, concurrency: int, seconds: np.ndarray) -> int:
+    """Return a bound of the delays of `buffered`, from seconds [C] or []: what others deliver."""
+    turns = int(seconds.max() // seconds.min()) + 1  # of one place while the slowest client trains
+    return ((concurrency - 1) * turns + buffer - 1) // buffer
+
+
+class _Queue(NamedTuple):
+    """The clients that train."""
+
+    left: Array  # [C] seconds until the client delivers; infinity if it is idle
+    begun: Array  # [C] int32, the version that it started from
+
+
+def _buffered(
+    key: Array, num_rounds: int, buffer: int, at_once: int, seconds: Array, longest: int
+) -> Cohort:
+    num_clients, everybody = len(seconds), jnp.arange(len(seconds), dtype=jnp.int32)
+
+    def version(queue: _Queue, now: Array) -> tuple[_Queue, tuple[Array, Array]]:
+        drawn = permutation.draw(jax.random.fold_in(key, now))
+        order = permutation.at(drawn, everybody, jnp.int32(num_clients))
+        rank = jnp.zeros_like(order).at[order].set(everybody)  # of each client in this version
+
+        def filled(queue: _Queue, rests: Array) -> _Queue:
+            """Start idle clients that do not rest [C], by rank, until `at_once` train."""
+            idle = (jnp.isinf(queue.left) & ~rests)[order]
+            number = at_once - jnp.isfinite(queue.left).sum()
+            starts = (idle & (jnp.cumsum(idle) <= number))[rank]
+            return _Queue(
+                jnp.where(starts, seconds, queue.left), jnp.where(starts, now, queue.begun)
+            )
+
+        def arrival(state: tuple[_Queue, Array], place: Array) -> tuple[Tree, tuple[Array, Array]]:
+            (left, begun), rests = state
+            first = left.min()
+            who = jnp.argmin(jnp.where(left == first, rank, num_clients)).astype(jnp.int32)
+            queue = _Queue((left - first).at[who].set(jnp.inf), begun)
+            rests = rests.at[who].set(True)
+            # Others may arrive now, too; and after the last place a new version begins.
+            is_between = (queue.left.min() > 0) & (place < buffer - 1)
+            queue = optax.tree.where(is_between, filled(queue, rests), queue)
+            return (queue, rests), (who, now - begun[who])
+
+        nobody = jnp.full(num_clients, False)
+        left = jnp.where(now - queue.begun > longest, jnp.inf, queue.left)
+        queue = filled(queue._replace(left=left), nobody)
+        (queue, _), arrived = jax.lax.scan(arrival, (queue, nobody), jnp.arange(buffer))
+        return queue, arrived
+
+    idle = _Queue(jnp.full(num_clients, jnp.inf), jnp.zeros(num_clients, jnp.int32))
+    _, (who, delay) = jax.lax.scan(version, idle, jnp.arange(num_rounds, dtype=jnp.int32))
+    return Cohort(who, jnp.ones(who.shape, bool), delay)

@@ -5,9 +5,9 @@
 
 All factories take a `model`, the network; `work`, local training; and most of them `loss`, its
 objective; `server_optimizer`, the server's optimizer, on the mean delta; `weighting`, how much a
-client counts in that mean ("size", "uniform" or a function of `Slots`); and `loss_batch_size`, the
-examples at once in a pass for a mean loss, which changes only time and memory. A factory describes
-those that mean more, and its own arguments.
+client counts in that mean ("size", "uniform", "age" (`aggregators.by_age`) or a function of
+`Slots`); and `loss_batch_size`, the examples at once in a pass for a mean loss, which changes only
+time and memory. A factory describes those that mean more, and its own arguments.
 """
 
 LISTED = (

@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import runs
-from fedjax_inv import models, platforms
+from fedjax_inv import models, platforms, polyak
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort, Model
@@ -71,6 +72,32 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
     assembled = assemble.assemble(config.of(**flags))
     assert assembled.plan(assembled.cells[0]).experiment.history == 3
+
+
+def test_a_buffer_of_updates_of_clients_that_take_their_time() -> None:
+    flags = dict(buffer=2, cohort=4, partition="iid", clients=6)
+    drawn = cohort(60, slow=("1:9",), **flags)
+    assert drawn.who.shape == (60, 2)
+    assert 1 < (drawn.who == 1).sum() < 6
+    assert drawn.delay[drawn.who == 1].min() > drawn.delay[drawn.who != 1].max()
+    assembled = assemble.assemble(config.of(**flags, slow=("1:9",), rounds=1))
+    # Three others deliver ten times, and half a buffer is full before: 15 networks, and the last.
+    assert assembled.plan(assembled.cells[0]).experiment.history == 16
+    with pytest.raises(UsageError, match="--buffer=7"):
+        assemble.assemble(config.of(**flags | {"buffer": 7}))
+
+
+def test_a_network_may_be_served_as_an_average() -> None:
+    assembled = assemble.assemble(config.of(average=0.9, average_from=3, missing="reuse"))
+    cell = assembled.cells[0]
+    plan = assembled.plan(cell)
+    server = plan.program.shapes(plan.data, plan.inputs).state.server
+    assert isinstance(server.wrapped, polyak.Server)
+    after = plan.build(cell.runs[0].hyper).after_round
+    assert after
+    start = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), server)
+    totals = [float(after(start, jnp.int32(t)).wrapped.total) for t in (1, 2, 3)]
+    assert totals == [1, 1, pytest.approx(1.9)]
 
 
 def test_classes_with_a_long_tail() -> None:

@@ -23,6 +23,7 @@ MAKE: dict[str, Callable[[], Aggregator]] = {
     "by size": aggregators.mean,
     "uniform": lambda: aggregators.mean(aggregators.uniform),
     "fresh": lambda: aggregators.mean(fresh),
+    "age": lambda: aggregators.mean(aggregators.by_age),
     "total": aggregators.total,
     "weights": lambda: aggregators.weight_sum(fresh),
     "count": aggregators.count,
@@ -71,12 +72,13 @@ def folded(name: str, cuts: tuple[int, ...] = CUTS) -> tuple[Tree, Tree]:
     return jax.tree.map(np.asarray, jax.jit(jax.vmap(fold))(UPLOADS, SLOTS))
 
 
-@pytest.mark.parametrize("name", ["by size", "uniform", "fresh", "total"])
+@pytest.mark.parametrize("name", ["by size", "uniform", "fresh", "age", "total"])
 def test_means_and_total_follow_numpy(name: str) -> None:
     weights = {
         "by size": SLOTS.size,
         "uniform": np.ones((COHORTS, S)),
         "fresh": 0.5**SLOTS.delay,
+        "age": 1 / np.sqrt(1.0 + SLOTS.delay),
         "total": np.ones((COHORTS, S)),
     }[name]
     weights = np.where(SLOTS.present, weights, 0).astype(np.float64)

@@ -212,6 +212,67 @@ def test_a_late_update_is_of_the_broadcast_that_it_began_with(longest: int) -> N
     assert not late.delay[(late.who == 0) & late.present].any()
 
 
+@pytest.mark.parametrize(
+    ("concurrency", "buffer", "longest"), [(6, 2, None), (4, 3, None), (2, 5, None), (6, 3, 1)]
+)
+def test_a_buffer_fills_as_a_queue_of_events_does(
+    concurrency: int, buffer: int, longest: int | None
+) -> None:
+    """Against a loop over clocks: of those that arrive at once, the version's order decides."""
+    num_clients, num_rounds, seconds = 7, 40, np.array([1, 1, 2, 3.5, 0.25, 2, 9])
+    order, got = compiled(
+        lambda: [
+            schedules.sampled(KEY, num_clients, num_clients, num_rounds).who,
+            schedules.buffered(buffer, concurrency, seconds, longest=longest)(
+                KEY, num_clients, num_rounds
+            ),
+        ]
+    )
+    most = schedules.oldest(buffer, concurrency, seconds) if longest is None else longest
+    clock, ends, begun = 0.0, dict[int, float](), dict[int, int]()
+    for version in range(num_rounds):
+        rank, rests = order[version].tolist(), list[int]()
+        for c in [c for c in ends if version - begun[c] > (longest or num_rounds)]:
+            del ends[c]
+        while len(rests) < buffer:
+            if clock not in ends.values() or not rests:
+                idle = [c for c in rank if c not in ends and c not in rests]
+                for c in idle[: concurrency - len(ends)]:
+                    ends[c], begun[c] = clock + seconds[c], version
+            clock = min(ends.values())
+            who = next(c for c in rank if ends.get(c) == clock)
+            place = version, len(rests)
+            assert (got.who[place], got.delay[place]) == (who, version - begun[who])
+            del ends[who]
+            rests.append(who)
+    assert got.present.all()
+    schedules.check(got, num_clients, 1 + most)
+    assert got.delay.max() > 0 or concurrency < buffer
+    assert (6 in got.who) == (longest is None)  # the slowest gives up before it delivers
+
+
+def test_equally_fast_clients_fill_a_buffer_of_their_number_as_sampled_ones() -> None:
+    for cohort in (3, 5):
+        sampled, got, faster = compiled(
+            lambda cohort=cohort: [
+                schedules.sampled(KEY, 5, cohort, 20),
+                schedules.buffered(cohort, cohort)(KEY, 5, 20),
+                schedules.buffered(cohort, cohort, [0.3] * 5)(KEY, 5, 20),
+            ]
+        )
+        assert_equal(got, sampled)
+        assert_equal(faster, sampled)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("buffer", (6,)), ("concurrency", (2, 6)), ("seconds", (2, 2, [1.0, 0.0, 1, 1, 1]))],
+)
+def test_a_buffer_of_more_clients_than_there_are(name: str, settings: tuple) -> None:
+    with pytest.raises(ValueError, match=name):
+        schedules.buffered(*settings)(KEY, 5, 2)
+
+
 def test_a_longer_stale_schedule_starts_with_the_shorter_and_absent_clients_begin_nothing() -> None:
     def stale(length: int) -> Cohort:
         return schedules.stale(schedules.everyone(3, length), KEY, 0.5, 3, longest=9)
