@@ -51,7 +51,6 @@ class Assembled(NamedTuple):
     # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
-    domain: np.ndarray  # [L] the domain of each row of `data`
     splits: Mapping[str | None, Mapping[int, Split]]  # by held-out domain
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     task: Task
@@ -66,7 +65,6 @@ class Assembled(NamedTuple):
             variables=self.variables,
             scaling=self._scaling_of(cell),
             source=self.source,
-            domain=self.domain,
             num_classes=len(self.dataset.classes) if is_labelled else 0,
         )
         return plan(
@@ -136,8 +134,7 @@ class Assembled(NamedTuple):
         key = held_out, seed, left_out
         if key not in self.scalers:
             x, split = jax.tree.map(np.asarray, self.data.x), self.splits[held_out][seed]
-            if left_out:
-                split = federation.without(split, left_out, self.domain)
+            split = federation.without(split, left_out)
             self.scalers[key] = scaling.of_clients(self.dataset, x, split)
         return self.scalers[key]
 
@@ -241,11 +238,9 @@ def assemble(
         for domain, by in validate.items()
     }
     source = np.tile(np.arange(len(first.y)), len(draws))
-    domain_of = np.concatenate([each.domain for each in draws.values()])
     if config.wrong_labels:
         splits, copied = _with_wrong_labels(config, first, splits)
-        data = next(iter(splits[cells[0].held_out].values())).train.data
-        source, domain_of = source[copied], domain_of[copied]
+        data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     assembled = Assembled(
         config,
         loaded,
@@ -254,7 +249,6 @@ def assemble(
         cells,
         data,
         source,
-        domain_of,
         splits,
         variables,
         task,
@@ -413,7 +407,8 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
 
 
 def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
-    needed = any(build.facts(config, name).needs_domains for name in config.algorithm)
+    needed = config.leave_one_out
+    needed |= any(build.facts(config, name).needs_domains for name in config.algorithm)
     each = [(draw.x, draw.y, draw.domain if needed else None) for draw in draws]
     arrays = each[0]
     if len(draws) > 1:

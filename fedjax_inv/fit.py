@@ -235,7 +235,6 @@ def _inputs(
         num_classes=(splits.num_classes or num_classes) if evaluations.by_class else 0,
         scaling=splits.scaling,
         source=splits.source,
-        domain=splits.domain,
     )
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import devices, platforms
-from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.devices import ClientShards, SharedExamples
@@ -82,15 +81,13 @@ def inputs(
     num_classes: int = 0,
     scaling: Mapping[tuple[int, str], Scaling] | None = None,
     source: np.ndarray | None = None,
-    domain: np.ndarray | None = None,
 ) -> Inputs:
     """Return the inputs of R runs, each leaf with a leading R.
 
     The runs have the same names of hyperparameters. By seed there are splits, all of one data set
     and with one number of clients; and the networks to start from (`variables`), which by default
     are drawn. The shift and scale of the inputs (`scaling`), which replace those of the networks,
-    are by seed and domain left out. `domain` is that of each example, for runs that leave one out.
-    If `pooled`, training is on the pooled examples of all clients.
+    are by seed and domain left out. If `pooled`, training is on the pooled examples of all clients.
 
     About `watch_examples` training examples of all clients, and about as many test examples, are
     evaluated after every round: the first of each shard, which are a sample if its rows are in
@@ -105,7 +102,7 @@ def inputs(
     kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
     which = np.array([kinds.index((run.seed, run.left_out)) for run in runs])
     seeds = [seed for seed, _ in kinds]
-    chosen = [_without(splits[seed], left_out, domain) for seed, left_out in kinds]
+    chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
 
     def of_clients(of_seeds: Sequence[Federation]) -> ClientShards:
         # On the host, where nothing is compiled for it.
@@ -159,15 +156,6 @@ def inputs(
             name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
         },
     )
-
-
-def _without(split: Split, left_out: str, domain: np.ndarray | None) -> Split:
-    if not left_out:
-        return split
-    if domain is None:
-        text = "must be of a Dataset, which has domains, if a run leaves one out"
-        raise UsageError("clients", ..., text)
-    return federations.without(split, left_out, domain)
 
 
 def _padded(of_seeds: Sequence[Federation]) -> list[Federation]:

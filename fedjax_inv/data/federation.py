@@ -51,7 +51,6 @@ class Splits(NamedTuple):
     source: np.ndarray | None = None  # of clients with wrong labels, as in `test_shards`
     num_classes: int = 0  # K, for evaluations by class; 0: the outputs of the network
     render: Callable[[Tree], Array] | None = None  # as in a `Dataset`
-    domain: np.ndarray | None = None  # [M] the domain of each example, for runs without one
 
 
 def examples(x: Tree, y: Tree, domain: Any = None) -> Examples:
@@ -334,14 +333,17 @@ def _in_one_order(
     ]
 
 
-def without(split: Split, domain: str, domain_of: np.ndarray) -> Split:
-    """Return the split of a run that trains without a domain, by which it is tested.
+def without(split: Split, domain: str) -> Split:
+    """Return the split of a run that trains without a domain, by which it is tested; "": the same.
 
     No client trains on examples of the domain or is validated by them: all of them are the test.
-    `domain_of` [M] is the domain of each of the examples.
     """
+    if not domain:
+        return split
     checks.one_of("left_out", domain, split.domains)
-    index = split.domains.index(domain)
+    if split.train.data.domain is None:
+        raise UsageError("left_out", domain, "needs examples that have domains")
+    index, domain_of = split.domains.index(domain), np.asarray(split.train.data.domain)
     train, valid = map(parts_of, (split.train, split.valid))
     dealt = np.concatenate([*train, *valid])
     # In random order, as the first ones may be watched.

@@ -68,7 +68,9 @@ def test_nothing_of_the_domain_enters_the_training(done: Ran) -> None:
         split = made.splits["60"][run.seed]
         rows = np.concatenate(federation.parts_of(split.train))
         if run.left_out:
-            left_out = made.domain[rows] == made.dataset.domains.index(run.left_out)
+            left_out = np.asarray(made.data.domain)[rows] == made.dataset.domains.index(
+                run.left_out
+            )
             assert 0 < left_out.sum() < len(rows)
             rows = rows[~left_out]
         assert int(inputs.train.size[index].sum()) == len(rows)

@@ -271,11 +271,11 @@ def test_without_a_domain_its_examples_are_the_test(name, first_row):
     domain_of = np.concatenate([np.full(first_row, 7), dataset.domain])
     partition = federation.partitioner(name, dataset, 5)
     x, y = (np.concatenate([leaf[:first_row], leaf]) for leaf in (dataset.x, dataset.y))
-    data = federation.examples(x, y)
+    data = federation.examples(x, y, domain_of)
     whole = federation.split(
         dataset, data, partition, held_out="d0", seed=3, validation=0.3, first_row=first_row
     )
-    left = federation.without(whole, "d2", domain_of)
+    left = federation.without(whole, "d2")
     gone = []
     for kind in ("train", "valid"):
         before, after = (federation.parts_of(getattr(each, kind)) for each in (whole, left))

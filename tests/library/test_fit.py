@@ -581,7 +581,7 @@ def test_runs_are_those_of_a_grid_or_any_others() -> None:
 def test_runs_are_refused_that_do_not_fit() -> None:
     for runs, where in (
         ([program.Run(0, {"learning_rate": 0.1}), program.Run(0, {})], "grid"),
-        ([program.Run(0, {}, "a")], "clients"),  # of a list, without domains
+        ([program.Run(0, {}, "a")], "left_out"),  # a list has no names of domains
         ([0, 1], "grid"),
     ):
         with pytest.raises(UsageError) as caught:
