@@ -90,7 +90,7 @@ def _with_left_out(lines: list[Line]) -> list[Line]:
     """The lines of an evaluation with `left_out_score`, NaN if a run without a domain diverged."""
     scores: dict[str, list[float]] = {}
     for line in lines:
-        if line.left_out:
+        if line.left_out and line.domains[line.left_out].examples:
             known = math.nan if line.diverged else line.test_score
             scores.setdefault(f"{line.seed} {line.hyper}", []).append(known)
     means = {key: float(np.mean(of)) for key, of in scores.items()}

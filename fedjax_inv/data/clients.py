@@ -266,8 +266,7 @@ def of_dataset(
     def of_seeds(seeds: Sequence[int]) -> Splits:
         at = {seed: seed if partition_seed is None else partition_seed for seed in seeds}
         dealt = {each: split(dataset, data, deal, seed=each + 2**31) for each in {*at.values()}}
-        of_seed = {seed: dealt[at[seed]] for seed in seeds}
-        return Splits(data, of_seed, render=dataset.render)
+        return Splits(data, {seed: dealt[at[seed]] for seed in seeds}, render=dataset.render)
 
     return of_seeds
 
