@@ -13,8 +13,8 @@ import numpy as np
 from .config import Config
 from .errors import flag_error
 
-# Of learning rates, by optimizer; of others that of Adam for small images in DomainBed (Gulrajani &
-# Lopez-Paz 2021, "In Search of Lost Domain Generalization", Table 8).
+# Of learning rates: of sgd, and of other optimizers as DomainBed draws Adam's for small images
+# (Gulrajani & Lopez-Paz 2021, "In Search of Lost Domain Generalization").
 _SGD, _ADAM = (1e-2, 1.0), (10**-4.5, 10**-2.5)
 
 # Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. V-REx's is
@@ -57,8 +57,8 @@ def hypers(
         if len(values) > 1:
             text = f"draws settings, and {name} must be one value, not {len(values)}"
             raise flag_error("draws", config.draws, text)
-    of = {"learning_rate": config.optimizer, "server_learning_rate": config.server_optimizer}
-    rates = {k: _SGD if of[k] == "sgd" else _ADAM for k, values in given.items() if not values}
+    by = {"learning_rate": config.optimizer, "server_learning_rate": config.server_optimizer}
+    rates = {k: _SGD if by[k] == "sgd" else _ADAM for k, values in given.items() if not values}
     own = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
     fixed = {name: values[0] for name, values in given.items() if values}
     drawn = [
