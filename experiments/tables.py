@@ -29,7 +29,7 @@ _WRITTEN = {
     # ±: older versions of LaTeX lack it
     "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
 }
-_RARE = (*UNSEEN, "left_out")  # columns of few tables
+_RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
 # Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of the
 # training, and that of always answering each class)
 Constants: TypeAlias = Mapping[str, Mapping[int, tuple[float, Sequence[float]]]]
@@ -120,7 +120,9 @@ def _numbers(line: Line | None) -> dict[str, Any]:
     """The numbers of an evaluation that tables show."""
     fields = {"round": "played", "validation": "validation_score", "test": "test_score"}
     fields |= {"worst": "worst_score", "bytes": "bytes", "left_out": "left_out_score"}
-    unseen = {kind: line and selection.score_on(line, kind) for kind in UNSEEN}
+    unseen: dict[str, Any] = {kind: line and selection.score_on(line, kind) for kind in UNSEEN}
+    kinds = {domain.split: name for name, domain in line.domains.items()} if line else {}
+    unseen["unseen_name"] = kinds.get("unseen_domain")
     return {name: line and getattr(line, field) for name, field in fields.items()} | unseen
 
 
@@ -320,6 +322,7 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
         "at round": ("round", "list"),
         "validation*": ("validation", "score"),
         "domains left out*": ("left_out", "score"),
+        "unseen domain": ("unseen_name", "first"),
         "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
         f"{NEVER_SEEN}*": ("unseen_clients", "score"),
