@@ -446,7 +446,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
         results = [(label, result(domain, gone)) for label, domain, gone in cells]
-        text = tables.write(tmp_path, results, title="", paper={})
+        text, *_ = tables.write(tmp_path, results, title="", paper={}).split("\n\n")
         lines = [line.strip("|").split("|") for line in text.splitlines()]
         return [[each.strip() for each in line] for line in lines if len(line) > 1]
 
