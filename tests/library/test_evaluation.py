@@ -97,13 +97,13 @@ def test_counts_of_clients_and_groups_follow_sklearn(
     score: str, personal: bool, number: int
 ) -> None:
     """Also of two runs, amid NaN, and if devices share clients and have a part of each shard."""
-    everything = built.of_parts(RELAID.data, [np.concatenate(built.parts_of(RELAID))])
-    sets = [evaluation.Set(RELAID, seen=True), evaluation.Set(everything, shared=True)]
+    by_class = built.by_class(built.pooled(RELAID), 3)  # others are predicted than occur
+    sets = [evaluation.Set(RELAID, seen=True), evaluation.Set(by_class, shared=True)]
     axis = devices.chunked(2)
     axis = devices.sharded("clients", axis) if number > 1 else axis
 
     def evaluate(state: rounds.State, shards: list[Federation]) -> Any:
-        clients, together = evaluation.evaluate_each(
+        clients, classes = evaluation.evaluate_each(
             algorithm(personal),
             state,
             [set_._replace(shards=each) for set_, each in zip(sets, shards, strict=True)],
@@ -114,7 +114,7 @@ def test_counts_of_clients_and_groups_follow_sklearn(
             score=COUNTS[score][0],
         )
         groups = evaluation.by_group(clients, jnp.asarray(GROUP), 3)
-        return clients, groups, together, evaluation.mean(clients)
+        return clients, groups, classes, evaluation.mean(clients)
 
     def runs(state: rounds.State, shards: list[Federation]) -> Any:
         return jax.vmap(evaluate, (0, None))(state, shards)
@@ -125,7 +125,7 @@ def test_counts_of_clients_and_groups_follow_sklearn(
     both = [state(), state()._replace(server={**state().server, "constant": jnp.float32(0.2)})]
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *both)
     found = jax.jit(runs)(states, [each.shards for each in sets])
-    clients, groups, together, mean = jax.tree.map(lambda leaf: leaf[0], found)
+    clients, groups, classes, mean = jax.tree.map(lambda leaf: leaf[0], found)
     parts = predictions(FEDERATION, own_of(personal)[: len(SIZES)])
     expected_scores = by_sklearn(score, parts)
     assert len({*expected_scores.round(3)}) > 3
@@ -140,7 +140,8 @@ def test_counts_of_clients_and_groups_follow_sklearn(
     np.testing.assert_allclose(groups.score, of_groups, rtol=1e-5)
     everyone = by_sklearn(score, [pooled(GROUP < 3)])
     np.testing.assert_allclose(mean[0], everyone[0], rtol=1e-5)
-    np.testing.assert_allclose(together.score, by_sklearn(score, predictions(everything, [UNSEEN])))
+    of_classes = by_sklearn(score, predictions(by_class, own_of(False)[:3]))
+    np.testing.assert_allclose(classes.score, of_classes, rtol=1e-5)
     plain = expected(FEDERATION, own_of(personal)[: len(SIZES)])
     assert_close(clients.loss, plain.loss)
     np.testing.assert_array_equal(clients.size, SIZES)
