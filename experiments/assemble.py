@@ -226,7 +226,7 @@ def assemble(
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper)
-    data = _examples(config, list(draws.values()))
+    data = _examples(config, task, list(draws.values()))
     if len(machine.devices_of(config)) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(draws)}
@@ -406,8 +406,8 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 
 
-def _examples(config: Config, draws: Sequence[Dataset]) -> Examples:
-    needed = config.leave_one_out
+def _examples(config: Config, task: Task, draws: Sequence[Dataset]) -> Examples:
+    needed = config.leave_one_out or task.score.is_worst
     needed |= any(build.facts(config, name).needs_domains for name in config.algorithm)
     each = [(draw.x, draw.y, draw.domain if needed else None) for draw in draws]
     arrays = each[0]

@@ -13,7 +13,7 @@ from fedjax_inv import objectives, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv.types import Algorithm, Loss, Tree
 
 from . import finished, metrics
 from .build import Task
@@ -40,6 +40,7 @@ class Part(NamedTuple):
     rows: np.ndarray  # [M] in the data set
     x: Tree  # [M, ...] the network's inputs
     y: np.ndarray  # [M, ...] targets
+    number: np.ndarray | None = None  # [M] the number of each one's domain, if the score needs it
 
 
 class Predicted(NamedTuple):
@@ -49,6 +50,7 @@ class Predicted(NamedTuple):
     round: int
     examples: pd.DataFrame  # [M] index (row in the data set), domain, split, client (NA: a new one)
     y: np.ndarray  # [M, ...] targets
+    number: np.ndarray  # [M] the number of each one's domain, 0 if the score does not need it
     outputs: np.ndarray  # [M, K]
     # (client, the outputs [M, K] of its own network), of other data
     by_client: Sequence[tuple[int, np.ndarray]] = ()
@@ -70,7 +72,8 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
 
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
         x = jax.tree.map(lambda a: a[rows], data.x)
-        return Part(domain, kind, client, assembled.source[rows], x, data.y[rows])
+        number = None if data.domain is None else data.domain[rows]
+        return Part(domain, kind, client, assembled.source[rows], x, data.y[rows], number)
 
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
@@ -94,7 +97,7 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
         x = jax.tree.map(lambda leaf, some=rows: leaf[some], new.x)
-        parts.append(Part(name, "new", -1, rows, x, y[rows]))
+        parts.append(Part(name, "new", -1, rows, x, y[rows], new.domain[rows]))
     return parts
 
 
@@ -156,14 +159,16 @@ def predicted(
     return Predicted(one.run.seed, one.line().played, *joined(parts), outputs, by_client)
 
 
-def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray]:
-    """What is known about the examples of all parts, and their targets."""
+def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """What is known about the examples of all parts, their targets, the numbers of domains."""
     frames = []
     for part in parts:
         about = pd.DataFrame({"index": part.rows}).assign(domain=part.domain, split=part.split)
         client = pd.NA if part.client < 0 else part.client
         frames.append(about.assign(client=pd.array([client] * len(about), dtype="Int64")))
-    return pd.concat(frames, ignore_index=True), np.concatenate([part.y for part in parts])
+    of = [np.zeros(len(p.y), np.int32) if p.number is None else p.number for p in parts]
+    y = np.concatenate([part.y for part in parts])
+    return pd.concat(frames, ignore_index=True), y, np.concatenate(of)
 
 
 @functools.cache  # or every run would compile it anew
@@ -185,18 +190,19 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
 
 
 @functools.cache
-def counter(task: Task) -> Callable[[np.ndarray, np.ndarray], float] | None:
-    """A function from outputs [M, K] and targets [M] to their score; None: a mean of theirs."""
-    score = task.score.of_domains()
+def counter(score: Loss) -> Callable[..., float] | None:
+    """A function from outputs [M, K], targets and domains [M] to a score; None: it is a mean."""
     if not isinstance(score, objectives.Counts):
         return None
     add, finish = jax.jit(score.add), score.finish
 
-    def counted(outputs: np.ndarray, y: np.ndarray) -> float:
-        which = batches(len(y))
-        real = np.arange(which.size).reshape(which.shape) < len(y)
-        parts = zip(which, real, strict=True)
-        sums = [np.asarray(add(outputs[some], y[some], mask, None)) for some, mask in parts]
+    def counted(*arrays: np.ndarray) -> float:
+        which = batches(len(arrays[0]))
+        real = np.arange(which.size).reshape(which.shape) < len(arrays[0])
+        sums = []
+        for some, mask in zip(which, real, strict=True):
+            outputs, y, domain = (each[some] for each in arrays)
+            sums.append(add(outputs, y, mask, domain))
         return float(finish(np.sum(sums, 0)))
 
     return counted
@@ -210,14 +216,14 @@ def rows(
     classes: their names. asked: names of metrics; one that is not defined is None.
     """
     found: list[dict[str, Any]] = []
-    each, counted = scorer(task)(of.outputs, of.y), counter(task)
+    each, counted = scorer(task)(of.outputs, of.y), counter(task.score.of_domains(of.number))
 
     def add(
         by: str, name: str, some: Any, outputs: Any, scores: pd.DataFrame, **about: str
     ) -> None:
         means = {"examples": len(some), **scores.iloc[some].mean().to_dict()}
         if counted:
-            means["score"] = counted(outputs[some], of.y[some])
+            means["score"] = counted(outputs[some], of.y[some], of.number[some])
         measured = metrics.values(asked, Predictions(task.kind, of.y[some], outputs[some]))
         found.append({"by": by, "name": name, **about, **means, **measured})
 

@@ -170,9 +170,9 @@ def _by_example(
     move = start - (end - size)  # from an example's number to its place in `order`
 
     def alone(one: Tree) -> tuple[Array, Array]:
-        outputs, y, mask = jax.tree.map(lambda leaf: leaf[None], one)
+        outputs, y, mask, domain = jax.tree.map(lambda leaf: leaf[None], one)
         if isinstance(score, objectives.Counts):
-            return score.add(outputs, y, mask, None), loss(outputs, y, mask)
+            return score.add(outputs, y, mask, domain), loss(outputs, y, mask)
         return score(outputs, y, mask), loss(outputs, y, mask)
 
     def of_batch(batch: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -183,7 +183,7 @@ def _by_example(
         who = jnp.searchsorted(end, index, side="right", method="scan_unrolled")
         examples = tree.take(sets[0].data, order[move[who] + index])
         outputs = algorithm.predict(server, (), examples.x)
-        return who, jax.vmap(alone)((outputs, examples.y, real))
+        return who, jax.vmap(alone)((outputs, examples.y, real, examples.domain))
 
     def add_batch(batch: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         who, values = of_batch(batch)
@@ -235,7 +235,7 @@ def _by_client(
             outputs = algorithm.predict(state.server, own, batch.x)
             arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
             if isinstance(score, objectives.Counts):
-                return score.add(*arguments, None), loss(*arguments) * count
+                return score.add(*arguments, batch.domain), loss(*arguments) * count
             return score(*arguments) * count, loss(*arguments) * count
 
         shard = Shard(data, order, start[who], size[who], who)

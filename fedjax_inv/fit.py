@@ -166,9 +166,9 @@ def plan(
     model = model if splits.render is None else models.painted(model, splits.render)
     if facts.needs_domains:
         fixed = {**fixed, "num_domains": _num_domains(splits, pooled=facts.pooled)}
-    else:
-        splits = splits._replace(data=splits.data._replace(domain=None))
     task = task_of(algorithm, splits.data.y, loss, evaluations.score)
+    if not (facts.needs_domains or task.score.is_worst):
+        splits = splits._replace(data=splits.data._replace(domain=None))
     num_classes = task.num_classes(model, splits.data)
     inputs = _inputs(runs, splits, evaluations, num_classes, pooled=facts.pooled)
     sizes = np.asarray(inputs.train.size)
@@ -194,7 +194,7 @@ def plan(
         pooled=facts.pooled,
         schedules={} if factor is None else {"learning_rate": factor},
         loss=task.loss,
-        score=task.score.of_domains(),
+        score=task.score.of_domains(splits.data.domain),
         precision=devices.precision or facts.precision,
         quick_to_compile=devices.quick_to_compile,
     )

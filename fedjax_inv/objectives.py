@@ -8,6 +8,7 @@ or [B] for K = 1, also of outputs. The loss of another class or label is NaN, wh
 A `Score` says how to read a score; DEFAULTS holds a loss and a score for each kind of targets.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -243,16 +244,18 @@ balanced_accuracy = Counts(_add_recalls, lambda sums: _mean_of(*_recalls(sums, 0
 macro_f1 = Counts(_add_f1, _finish_f1)
 
 
+@functools.cache  # equal functions share programs
 def worst_group(num_domains: int) -> Counts:
     """Return the lowest accuracy of a group, the examples of one class and one domain.
 
     Groups without examples do not count (Sagawa et al. 2020, "Distributionally Robust Neural
-    Networks for Group Shifts"). Without a domain of each example groups are the classes.
+    Networks for Group Shifts"). Examples without a domain, None or -1, are in the first. The sums
+    of each client have 2 x num_domains x classes numbers.
     """
 
     def add(logits: Array, labels: Array, mask: Array, domain: Array | None) -> Array:
-        where = jnp.zeros_like(mask, jnp.int32) if domain is None else domain
-        is_in = (where[:, None] == jnp.arange(num_domains))[..., None]  # [B, D, 1]
+        of = jnp.zeros_like(mask, jnp.int32) if domain is None else jnp.maximum(domain, 0)
+        is_in = (of[:, None] == jnp.arange(num_domains))[..., None]  # [B, D, 1]
         right, present, _ = _of_classes(logits, labels, mask)
         sums = [jnp.where(is_in, each[:, None], 0).sum(0).ravel() for each in (right, present)]
         return jnp.concatenate(sums)
@@ -272,8 +275,9 @@ class Score(NamedTuple):
     # not the mean, and `function` is of (number of domains) -> `Loss`.
     is_worst: bool = False
 
-    def of_domains(self, number: int = 1) -> Loss:
-        """Return the function of outputs, for data of so many domains."""
+    def of_domains(self, domain: Array | None = None) -> Loss:
+        """Return the function of outputs, for examples of domains [M]; None: of one."""
+        number = 1 if domain is None else int(domain.max()) + 1
         return self.function(number) if self.is_worst else self.function
 
     def rank(self, value: float) -> float:

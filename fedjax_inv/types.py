@@ -25,7 +25,7 @@ class Examples(NamedTuple):
 
     x: Tree  # [M, ...]; uint8 images stay uint8, the model scales them to [0, 1]
     y: Tree  # [M, ...] targets, such as those of `data.dataset.Dataset.y`
-    domain: Array | None = None  # [M] int32 in 0..D-1; None but for `Facts.needs_domains`
+    domain: Array | None = None  # [M] int32 in 0..D-1; None unless a method or a score needs it
 
 
 class Federation(NamedTuple):

@@ -64,27 +64,53 @@ def expected(federation: Federation, own: np.ndarray) -> evaluation.Scores:
     return evaluation.Scores(np.float32(score), np.float32(loss), np.int32(size))
 
 
-def predictions(federation: Federation, own: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return the classes and the predictions of each client's examples."""
+def predictions(federation: Federation, own: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+    """Return the classes, the predictions and the domains of each client's examples."""
     found = []
     for rows, mine in zip(built.parts_of(federation), own, strict=True):
         x = np.asarray(federation.data.x, np.float64)[rows].reshape(len(rows), 36)
         logits = np.stack([np.full(len(x), 0.8), mine - x[:, 0], x.mean(1) * 3], 1)
-        found.append((np.asarray(federation.data.y)[rows], logits.argmax(1)))
+        y, domain = (np.asarray(leaf)[rows] for leaf in federation.data[1:])
+        found.append((y, logits.argmax(1), domain))
     return found
 
 
 COUNTS: dict[str, tuple[objectives.Counts, Callable[..., float]]] = {
     "balanced_accuracy": (objectives.balanced_accuracy, metrics.balanced_accuracy_score),
     "macro_f1": (objectives.macro_f1, functools.partial(metrics.f1_score, average="macro")),
+    "worst_group": (objectives.worst_group(3), metrics.accuracy_score),
 }
 
 
-def by_sklearn(score: str, parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def by_sklearn(score: str, parts: list[tuple[np.ndarray, ...]]) -> np.ndarray:
     """Return scikit-learn's score of each part; 0 of one without examples."""
+
+    def of_part(*part: np.ndarray) -> float:
+        *pair, domain = part
+        if score != "worst_group":
+            return COUNTS[score][1](*pair)
+        groups = {*zip(pair[0], domain, strict=True)}
+        which = [(pair[0] == k) & (domain == d) for k, d in groups]
+        return min(COUNTS[score][1](*(each[some] for each in pair)) for some in which)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a predicted class does not occur
-        return np.array([COUNTS[score][1](*part) if len(part[0]) else 0 for part in parts])
+        return np.array([of_part(*part) if len(part[0]) else 0 for part in parts])
+
+
+def mostly_right() -> Federation:
+    """Return the relaid clients with labels that a shared network mostly predicts, none of them 1.
+
+    So there are groups in which some predictions are right, and a class that is predicted alone.
+    """
+    clients, rng = federations.federation(SIZES), np.random.default_rng(2)
+    number = len(clients.data.y)
+    whole = built.of_parts(FEDERATION.data, [np.arange(number)])
+    ((_, predicted, _),) = predictions(whole, np.array([UNSEEN]))
+    y = np.where(rng.random(number) < 0.8, predicted, rng.choice([0, 2], number))
+    y, domain = (jnp.asarray(each, jnp.int32) for each in (y, rng.integers(0, 3, number)))
+    data = clients.data._replace(y=y, domain=domain)
+    return federations.relaid(clients._replace(data=data))
 
 
 GROUP = np.array([1, 0, 1, 2, 0, 1, -1])  # of the clients
@@ -97,8 +123,9 @@ def test_counts_of_clients_and_groups_follow_sklearn(
     score: str, personal: bool, number: int
 ) -> None:
     """Also of two runs, amid NaN, and if devices share clients and have a part of each shard."""
-    by_class = built.by_class(built.pooled(RELAID), 3)  # others are predicted than occur
-    sets = [evaluation.Set(RELAID, seen=True), evaluation.Set(by_class, shared=True)]
+    held = mostly_right()
+    by_class = built.by_class(built.pooled(held), 3)
+    sets = [evaluation.Set(held, seen=True), evaluation.Set(by_class, shared=True)]
     axis = devices.chunked(2)
     axis = devices.sharded("clients", axis) if number > 1 else axis
 
@@ -126,24 +153,22 @@ def test_counts_of_clients_and_groups_follow_sklearn(
     states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *both)
     found = jax.jit(runs)(states, [each.shards for each in sets])
     clients, groups, classes, mean = jax.tree.map(lambda leaf: leaf[0], found)
-    parts = predictions(FEDERATION, own_of(personal)[: len(SIZES)])
+    parts = predictions(held, own_of(personal)[: len(SIZES)])
     expected_scores = by_sklearn(score, parts)
-    assert len({*expected_scores.round(3)}) > 3
     np.testing.assert_allclose(clients.score, expected_scores, rtol=1e-5)
 
-    def pooled(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        both = zip(*(part for part, kept in zip(parts, chosen, strict=True) if kept), strict=True)
-        y, predicted = map(np.concatenate, both)
-        return y, predicted
+    def pooled(chosen: np.ndarray) -> tuple[np.ndarray, ...]:
+        kept = (part for part, is_in in zip(parts, chosen, strict=True) if is_in)
+        return tuple(map(np.concatenate, zip(*kept, strict=True)))
 
     of_groups = by_sklearn(score, [pooled(group == GROUP) for group in range(3)])
     np.testing.assert_allclose(groups.score, of_groups, rtol=1e-5)
+    assert 0 < expected_scores[1] < 1
     everyone = by_sklearn(score, [pooled(GROUP < 3)])
     np.testing.assert_allclose(mean[0], everyone[0], rtol=1e-5)
     of_classes = by_sklearn(score, predictions(by_class, own_of(False)[:3]))
     np.testing.assert_allclose(classes.score, of_classes, rtol=1e-5)
-    plain = expected(FEDERATION, own_of(personal)[: len(SIZES)])
-    assert_close(clients.loss, plain.loss)
+    assert_close(clients.loss, expected(held, own_of(personal)[: len(SIZES)]).loss)
     np.testing.assert_array_equal(clients.size, SIZES)
     # The other run predicts otherwise.
     assert not np.allclose(found[0].score[1], found[0].score[0])
