@@ -3,7 +3,7 @@
 A metric that is not defined on some examples, such as the AUROC of a single class, is None there.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -42,6 +42,10 @@ class Measure(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     def factor(self) -> int:
         """The number by which values are multiplied to be shown."""
         return 100 if self.is_share else 1
+
+    def over_domains(self, values: Sequence[float]) -> float:
+        """The score of several domains from that of each."""
+        return float(np.min(values) if self.is_worst else np.mean(values))
 
     def rank(self, value: float) -> float:
         """A number that is higher, the better the value is."""

@@ -13,7 +13,7 @@ from fedjax_inv import objectives, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Algorithm, Loss, Tree
+from fedjax_inv.types import Algorithm, Tree
 
 from . import finished, metrics
 from .build import Task
@@ -190,7 +190,7 @@ def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
 
 
 @functools.cache
-def counter(score: Loss) -> Callable[..., float] | None:
+def counter(score: Any) -> Callable[..., float] | None:
     """A function from outputs [M, K], targets and domains [M] to a score; None: it is a mean."""
     if not isinstance(score, objectives.Counts):
         return None
@@ -216,7 +216,8 @@ def rows(
     classes: their names. asked: names of metrics; one that is not defined is None.
     """
     found: list[dict[str, Any]] = []
-    each, counted = scorer(task)(of.outputs, of.y), counter(task.score.of_domains(of.number))
+    score: Any = task.score.of_domains(of.number)
+    each, counted = scorer(task)(of.outputs, of.y), counter(score)
 
     def add(
         by: str, name: str, some: Any, outputs: Any, scores: pd.DataFrame, **about: str

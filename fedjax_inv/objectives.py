@@ -275,7 +275,7 @@ class Score(NamedTuple):
     # not the mean, and `function` is of (number of domains) -> `Loss`.
     is_worst: bool = False
 
-    def of_domains(self, domain: Array | None = None) -> Loss:
+    def of_domains(self, domain: Any = None) -> Loss:
         """Return the function of outputs, for examples of domains [M]; None: of one."""
         number = 1 if domain is None else int(domain.max()) + 1
         return self.function(number) if self.is_worst else self.function

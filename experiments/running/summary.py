@@ -83,17 +83,17 @@ def lines(
                 bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
             )
         )
-    return _with_left_out(records)
+    return _with_left_out(records, measure)
 
 
-def _with_left_out(lines: list[Line]) -> list[Line]:
+def _with_left_out(lines: list[Line], measure: Measure) -> list[Line]:
     """The lines of an evaluation with `left_out_score`, NaN if a run without a domain diverged."""
     scores: dict[str, list[float]] = {}
     for line in lines:
         if line.left_out and line.domains[line.left_out].examples:
             known = math.nan if line.diverged else line.test_score
             scores.setdefault(f"{line.seed} {line.hyper}", []).append(known)
-    means = {key: float(np.mean(of)) for key, of in scores.items()}
+    means = {key: measure.over_domains(of) for key, of in scores.items()}
     return [
         line
         if line.left_out
@@ -164,7 +164,6 @@ def _by_domain(
     }
     # A domain without examples has no score. Without any validation example all count as 0.
     known = [name for name in groups if domains[name].examples] or groups
-    over_domains = np.min if measure.is_worst else np.mean
     worst = min(
         [name for name, domain in domains.items() if domain.examples] or domains,
         # A score of NaN is the worst, in any order of the domains.
@@ -172,7 +171,7 @@ def _by_domain(
     )
     return {
         "domains": domains,
-        "validation_score": float(over_domains([domains[name].score for name in known])),
+        "validation_score": measure.over_domains([domains[name].score for name in known]),
         "test_score": float(test.score[0]),
         "worst_domain": worst,
         "worst_score": domains[worst].score,

@@ -3,18 +3,20 @@
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from fedjax_inv import averaging, models, streaming
+from fedjax_inv import averaging, models, objectives, streaming
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation, stored, wrong_labels
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.devices import Devices
 from fedjax_inv.fit import plan
+from fedjax_inv.plan import Evaluations
 from fedjax_inv.types import Algorithm, Array, Batch, Facts, Model, Step, Variables, Work
 
 M = 90
@@ -83,6 +85,32 @@ def test_clients_of_a_list_are_domains_and_copies_keep_theirs() -> None:
     np.testing.assert_array_equal(copied.domain, DOMAIN[found.source])
     rows = np.array([3, 1, 1])
     np.testing.assert_array_equal(stored.of_arrays(*copied).take(rows).domain, DOMAIN[rows])
+
+
+@pytest.mark.parametrize("used", [Devices(1), Devices(1, stream=True)], ids=["one", "host"])
+def test_a_score_of_groups_is_the_worst_of_all(
+    used: Devices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of clients that hold several domains, and of parts that are evaluated in turn."""
+    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 500)
+    y = (DATASET.x[:, 1] + 0.3 * np.random.default_rng(1).normal(size=M) > 0).astype(np.int32)
+    dataset = DATASET._replace(y=y)
+    data = clients.of_dataset(dataset, partition=MIXED, validation=0.4)
+    scored = {"evaluations": Evaluations(2, score=objectives.worst_group), "learning_rate": 0.5}
+    made = plan(fedavg.fedavg, MODEL, data, devices=used, **FEW, **scored)
+    shards, fitted = jax.tree.map(np.asarray, made.inputs), made.train()
+    found = []
+    for run in range(2):
+        for kind, of in (("valid", shards.valid), ("test", shards.test)):
+            order, start, size = (leaf[run] for leaf in of[:3])
+            parts = zip(start, size, strict=True)
+            rows = np.concatenate([order[at : at + count] for at, count in parts])
+            right = fitted.predict(DATASET.x[rows], run).argmax(-1) == y[rows]
+            group = 2 * DOMAIN[rows] + y[rows]
+            worst = min(right[group == each].mean() for each in np.unique(group))
+            np.testing.assert_allclose(fitted.history[f"{kind}_score"][run], worst, rtol=1e-6)
+            found.append(worst)
+    assert 0 < max(found) < 1
 
 
 def without(splits: federation.Splits) -> federation.Splits:
