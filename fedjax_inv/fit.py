@@ -12,8 +12,8 @@
 - A function of the seeds that returns `data.federation.Splits`, such as
   `data.clients.of_dataset(dataset, partition=..., held_out=...)`.
 
-Methods that use the domains inside of clients get those of the `Dataset`; each client of a list is
-one domain.
+Methods and scores that use the domains inside of clients get those of the `Dataset`; each client of
+a list is one domain.
 
 Targets that are integers are classes, booleans are labels, and numbers in floating point are
 values. Inputs of uint8 are scaled to [0, 1], as images are, but for arrays [n, D] of features.
