@@ -196,7 +196,7 @@ class Counts(NamedTuple):
 def _of_classes(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array, Array]:
     """Return whether each class is true and predicted right, is true, is predicted, [B, K] float32.
 
-    A class with a logit of NaN is not a number of times predicted right.
+    Of an example with a logit of NaN, its class is NaN times predicted right.
     """
     chex.assert_rank([logits, labels], [2, 1])
     classes, predicted = jnp.arange(logits.shape[1]), jnp.argmax(logits, -1)[:, None]
