@@ -146,7 +146,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     folder, text = swept
-    test, differ, winner = rows_of(text)
+    test, differ, rules, winner = rows_of(text)
     name = "fed_avg\\|x"
     assert test == [
         ["held-out accuracy, %", "45_%", "at round", "at the last round", "runs diverged"],
@@ -155,6 +155,8 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
         ["moon", "diverged", "", "", "1 of 3"],
     ]
     assert comparison.BEST in text
+    assert [rules[0][at] for at in (1, -1)] == ["validation", "number of settings"]
+    assert [row[1] for row in rules[1:]] == [row[1] for row in test[1:]]
     low, high = stats.ttest_rel([71, 80, 89], [50, 60, 70]).confidence_interval(0.95)
     of_fedipg = f"+20.0 [{low:+.1f}, {high:+.1f}], n=3"
     low, high = stats.ttest_rel([30, 20], [60, 70]).confidence_interval(0.95)
@@ -218,7 +220,7 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
         for held_out, of in by_domain.items()
     ]
     text = tables.write(tmp_path, results, title="", paper={"fedipg": "94.3"})
-    test, differ, winners = rows_of(text)
+    test, differ, _, winners = rows_of(text)
     ends = ["at round", "at the last round", "paper"]
     assert test[0][1:] == ["0", "45_%", "mean", "worst domain", *ends]
     tests = ["**70.0 ± 9.0**", "**60.0 ± 9.0**", "**65.0 ± 0.0**", "**57.3 ± 5.5**"]
