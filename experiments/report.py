@@ -16,7 +16,7 @@ from . import data_figures, figures, finished, predictions, selection, tables
 from .assemble import Assembled
 from .config import Config
 from .metrics import ACCURACY
-from .running import files, log, provenance
+from .running import files, log, provenance, records
 from .running import folder as folders
 from .running.launch import FinishedCell
 from .running.records import Origin, Result, Sweep
@@ -44,11 +44,16 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     else:
         files.remove(folder / "metrics.csv")
     options: dict[str, Any] = {"title": title, "paper": paper, "rule": rule}
-    constants = _constants(assembled, cells)
+    constants, record = _constants(assembled, cells), folder / "result.json"
+    # The report of finished runs gets the data of the first seed alone.
+    known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
+    for name, of in known.constants.items() if known else ():
+        mine = {seed: one for seed, one in of.items() if int(seed) in config.seeds}
+        constants[name] = mine | constants.get(name, {})
     text = tables.write(folder, results, more=more, constants=constants, **options)
     write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in cells])
     if cells[0].folder != folder:  # a cell in the run folder has written its result already
-        files.write_json(folder / "result.json", Sweep(title, [cell.result for cell in cells]))
+        files.write_json(record, Sweep(title, [cell.result for cell in cells], constants))
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
         where += f" Curves: {folder / 'curves.png'}."
@@ -57,19 +62,21 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     return f"\n{title}\n\n{text}\n\n{selection.explained(rule)}\n{where}"
 
 
-def _constants(assembled: Assembled, cells: Sequence[FinishedCell]) -> tables.Constants | None:
+def _constants(
+    assembled: Assembled, cells: Sequence[FinishedCell]
+) -> dict[str, dict[str, tuple[float, list[float]]]]:
     """The accuracies of answers that are always the same, for the seeds whose splits are known."""
     if assembled.task.measure != ACCURACY or assembled.dataset.task != "classes":
-        return None
+        return {}
     y = np.asarray(assembled.data.y)
-    found: dict[str, dict[int, tuple[float, list[float]]]] = {}
+    found: dict[str, dict[str, tuple[float, list[float]]]] = {}
     for cell in cells:
         of_seed = found.setdefault(selection.held_out_of(cell.result), {})
         for seed, split in assembled.splits[cell.result.cell.held_out].items():
             of_both = (np.concatenate(parts_of(each)) for each in (split.train, split.test))
             train, test = (np.bincount(y[rows], minlength=y.max() + 1) for rows in of_both)
             parts = test / test.sum()
-            of_seed[seed] = float(parts[train.argmax()]), parts[test > 0].tolist()
+            of_seed[str(seed)] = float(parts[train.argmax()]), parts[test > 0].tolist()
     return found
 
 

@@ -1,5 +1,6 @@
 """Tables of finished cells, in Markdown and LaTeX."""
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,11 +31,11 @@ _WRITTEN = {
     "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
 }
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
-# Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of the
-# training, and that of always answering each class)
-Constants: TypeAlias = Mapping[str, Mapping[int, tuple[float, Sequence[float]]]]
-_CONSTANT, _ONE = "most frequent class", " (one class)"
-_ABOUT_ONE = (
+# Seed -> as in `records.Sweep`
+Constant: TypeAlias = Mapping[str, tuple[float, Sequence[float]]]
+Constants: TypeAlias = Mapping[str, Constant]  # by held-out domain
+CONSTANT, ONE = "most frequent class", " (one class)"
+ABOUT_ONE = (
     "One class: with each seed the accuracy is the part of a class in the test, as that of a "
     "network that always predicts this class."
 )
@@ -72,14 +73,25 @@ def printed(parts: Sequence[Part]) -> str:
 
 
 def write_forms(path: Path, parts: Sequence[Part], title: str = "") -> None:
-    """Writes parts as Markdown and as LaTeX. path: without the ending of a file's name."""
-    titles = {"markdown": [f"# {title}"], "latex": [title]} if title else {}
-    for form, ending, head in (
-        ("markdown", ".md", []),
-        ("latex", ".tex", [r"% needs \usepackage{booktabs}"]),
-    ):
-        texts = [text(part, form) for part in [*titles.get(form, []), *parts]]
-        files.write(path.with_name(path.name + ending), "\n\n".join([*head, *texts]) + "\n")
+    """Writes parts as Markdown, and the first table as LaTeX, in a float.
+
+    Its caption has the title and the paragraphs between this table and the next.
+
+    path: without the ending of a file's name.
+    """
+    written = "\n\n".join([*[f"# {title}"] * bool(title), *map(text, parts)]) + "\n"
+    files.write(path.with_name(f"{path.name}.md"), written)
+    first = next((at for at, part in enumerate(parts) if not isinstance(part, str)), None)
+    if first is None:
+        files.remove(path.with_name(f"{path.name}.tex"))
+        return
+    below = itertools.takewhile(lambda part: isinstance(part, str), parts[first + 1 :])
+    caption = " ".join(text(part, "latex") for part in [*[f"{title}."] * bool(title), *below])
+    lines = (
+        *(r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"),
+        *(rf"\caption{{{caption}}}", text(parts[first], "latex"), r"\end{table}"),
+    )
+    files.write(path.with_name(f"{path.name}.tex"), "\n".join(lines) + "\n")
 
 
 def spread(values: Sequence[float], form: str = ".1f") -> str:
@@ -216,6 +228,17 @@ def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
     ]
 
 
+def is_constant(constant: Constant, scores: Iterable[tuple[int, float]]) -> bool:
+    """Whether the score of each seed is the accuracy of always answering one class."""
+    known = [(constant[str(seed)][1], of) for seed, of in scores if str(seed) in constant]
+    return bool(known) and all(np.isclose(of, parts, atol=1e-6).any() for parts, of in known)
+
+
+def has_one(table: pd.DataFrame) -> bool:
+    """Whether a cell of a table has the mark of a network that answers one class."""
+    return bool(table.map(lambda cell: ONE in str(cell)).to_numpy().any())
+
+
 def _marked(column: Column) -> dict[str, str]:
     """Mean and standard deviation of each method, marked for the best; "" without a score."""
     marks, form = comparison.best(column), known(text_of(column.measure))
@@ -255,11 +278,10 @@ def main_table(
         of_domains[cell["held out"]][cell["algorithm"]] = cell["why"]
     for name, of_seed in (constants or {}).items():
         for label, tests in _by_domain(rows, "test")[name].groupby("algorithm"):
-            pairs = [(of_seed[at][1], test) for (_, at), test in tests.items() if at in of_seed]
-            if pairs and all(np.isclose(test, parts, atol=1e-6).any() for parts, test in pairs):
-                of_domains[name][label] += _ONE
-        of_domains[name][_CONSTANT] = text_of(measure)([one for one, _ in of_seed.values()])
-    labels = [*labels, _CONSTANT] if constants else labels
+            if is_constant(of_seed, tests.droplevel(0).items()):
+                of_domains[name][label] += ONE
+        of_domains[name][CONSTANT] = text_of(measure)([one for one, _ in of_seed.values()])
+    labels = [*labels, CONSTANT] if constants else labels
     if num_domains == 1:
         del columns[1]  # the worst of all domains stands in the table by domain
     rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
@@ -426,7 +448,7 @@ def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: st
     results: as for `settings_table`. path: as for `write_forms`.
     """
     if _num_settings((label, result) for label, result, _ in results) > 1:
-        write_forms(path, [title, settings_table(results)])
+        write_forms(path, [settings_table(results)], title)
     else:
         for ending in (".md", ".tex"):
             files.remove(path.with_name(path.name + ending))
@@ -492,8 +514,7 @@ def write(
     found = comparison.differences(scores(selected(results, rule, surviving=True), measure))
     write_differences(folder / "differences.csv", found)
     main = main_table(rows, paper, counts, measure, constants)
-    has_one = main.map(lambda cell: _ONE in cell).to_numpy().any()
-    parts: list[Part] = [main, _ABOUT_ONE] if has_one else [main]
+    parts: list[Part] = [main, ABOUT_ONE] if has_one(main) else [main]
     parts += comparison.comparing(scores(rows, measure), found, measure)
     if _num_settings(results) > 1:
         parts.append(rules_table(results))

@@ -186,6 +186,9 @@ class Sweep(Record, frozen=True):
 
     title: str
     cells: list[Result]
+    # Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of
+    # the training, and that of always answering each class); empty without classes
+    constants: dict[str, dict[str, tuple[float, list[float]]]] = {}
 
 
 def decoded(text: bytes, kind: type[T]) -> T | None:

@@ -1,14 +1,15 @@
 """The cells of the map: a method under a kind of shift, compared with FedAvg."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import build, selection
+from .. import build, selection, tables
 from ..config import Config, defaults
 from ..flags import PARTICIPATION
 from ..running import divergence
+from ..selection import Chosen
 from ..studies import study, verdicts
 from ..studies.map_columns import LISTED as SHIFTS
 from ..studies.map_methods import FEDAVG
@@ -22,42 +23,45 @@ class Cell(NamedTuple):
     method: str
     shift: str
     severity: float
+    rule: str  # of selection
     seeds: int
     test: float  # the mean over seeds; NaN if nothing could be selected
     tests: tuple[float, ...]  # of each seed
-    difference: float  # this and the next three: the test accuracy less FedAvg's, by seed
-    low: float  # the ends of the 95% interval
-    high: float
-    p: float  # corrected for all cells of the map
-    word: str
-    oracle: float  # the test accuracy if the test itself selected setting and round
-    training_domains: float
-    worst_domain: float  # of the validation domains and the test
-    worst_tenth: float  # of the clients, by test examples in the proportions of their classes
-    megabytes: float  # sent until the selected round
-    steps: float  # expected local steps of all clients until then; NaN where flags do not tell
-    at_round: float
-    setting: str
-    runs_diverged: str
+    difference: float = np.nan  # this and the next three: the test accuracy less FedAvg's, by seed
+    low: float = np.nan  # the ends of the 95% interval
+    high: float = np.nan
+    p: float = np.nan  # corrected for all cells of the map
+    word: str = ""
+    oracle: float = np.nan  # the test accuracy if the test itself selected setting and round
+    training_domains: float = np.nan
+    worst_domain: float = np.nan  # of the validation domains and the test
+    worst_tenth: float = np.nan  # of the clients, by test examples in their shares of the classes
+    megabytes: float = np.nan  # sent until the selected round
+    steps: float = np.nan  # expected, of all clients until then; NaN where flags do not tell
+    at_round: float = np.nan
+    setting: str = ""
+    runs_diverged: str = ""
+    is_constant: bool = False  # whether each seed's accuracy is that of always answering one class
 
 
-def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
-    one = selection.choose(result.row.series, result.only.result, result.config.select)
+def _cell(result: RowResult, one: Chosen | None, rule: str, verdict: Verdict | None) -> Cell:
     oracle = selection.choose(result.row.series, result.only.result, "oracle")
     column, _, severity = result.row.x.partition("=")
-    shown = verdict or Verdict(len(result.selected))
+    runs = one.runs if one else []
+    lines = [run["selected"] for run in runs]
+    shown = verdict or Verdict(len(lines))
 
     def mean(value: Callable[[Any], float]) -> float:
-        values = [value(line) for line in result.selected]
-        return float(np.mean(values)) if values else np.nan
+        return float(np.mean([value(line) for line in lines])) if lines else np.nan
 
     return Cell(
         method=result.row.series,
         shift=column,
         severity=float(severity),
-        seeds=len(result.selected),
+        rule=rule,
+        seeds=len(lines),
         test=mean(lambda line: 100 * line["test_score"]),
-        tests=tuple(study.percents(result.selected)),
+        tests=tuple(study.percents(lines)),
         difference=100 * shown.mean,
         low=100 * shown.low,
         high=100 * shown.high,
@@ -72,6 +76,7 @@ def _cell(result: RowResult, verdict: Verdict | None) -> Cell:
         at_round=mean(lambda line: line["played"]),
         setting=one.setting if one else "",
         runs_diverged=divergence.count(result.only.result.runs),
+        is_constant=tables.is_constant(result.only.constant, _scores(runs).items()),
     )
 
 
@@ -103,18 +108,40 @@ def _steps(config: Config) -> float:
     return build.slots(config, clients) * (1 - rare) * (1 - config.dropout) * steps
 
 
-def cells_of(results: Sequence[RowResult]) -> list[Cell]:
-    """The cells of a map, compared with FedAvg."""
-    scores = {
-        (result.row.series, result.row.x): {
-            run["seed"]: run["selected"]["test_score"] for run in result.only.runs
-        }
-        for result in results
+def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
+    """The cells of a map by a rule of selection, compared with FedAvg by the rule of --select.
+
+    rule: "" for that of --select, with a last row for the answer that is always the same.
+    """
+    places = [(result.row.series, result.row.x) for result in results]
+    chosen = {
+        at: selection.choose(at[0], result.only.result, rule or result.config.select)
+        for at, result in zip(places, results, strict=True)
     }
-    others = {at: of for at, of in scores.items() if at[0] != FEDAVG}
-    reference = {(name, x): scores.get((FEDAVG, x), {}) for name, x in others}
-    found = verdicts.compared(others, reference)
-    return [_cell(result, found.get((result.row.series, result.row.x))) for result in results]
+    scores = {at: _scores(one.runs if one else []) for at, one in chosen.items()}
+    fedavg = {r.row.x: _scores(r.only.runs) for r in results if r.row.series == FEDAVG}
+    others = {at: of for at, of in scores.items() if rule or at[0] != FEDAVG}
+    found = verdicts.compared(others, {at: fedavg.get(at[1], {}) for at in others})
+    cells = [
+        _cell(result, chosen[at], rule or result.config.select, found.get(at))
+        for at, result in zip(places, results, strict=True)
+    ]
+    return cells if rule else [*cells, *_constants(results, cells)]
+
+
+def _scores(runs: Sequence[Any]) -> dict[int, float]:
+    """The selected test accuracy of each seed."""
+    return {run["seed"]: run["selected"]["test_score"] for run in runs}
+
+
+def _constants(results: Sequence[RowResult], cells: Sequence[Cell]) -> Iterator[Cell]:
+    """Cells of the answer that is always the most frequent class, beside those of FedAvg."""
+    for result, cell in zip(results, cells, strict=True):
+        if cell.method == FEDAVG and result.only.constant:
+            tests = tuple(100 * one for one, _ in result.only.constant.values())
+            mean = float(np.mean(tests))
+            at = tables.CONSTANT, cell.shift, cell.severity, cell.rule
+            yield Cell(*at, len(tests), mean, tests, mean - cell.test)
 
 
 def place_of(cell: Cell) -> str:

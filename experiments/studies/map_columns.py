@@ -17,6 +17,8 @@ class Shift(NamedTuple):
     flags: Callable[[float], tuple[str, ...]]  # of `train`, at a severity
     domains: Literal["any", "none", "own"] = "any"  # the domains that the data must have
     is_unseen: bool = False  # whether the test shows a domain of the data that no client has
+    preset: str = ""  # joined last
+    by_rule: bool = False  # whether it is shown by rules that compare training domains, too
 
     def fits(self, *, has_domains: bool) -> bool:
         """Whether it can be made of data that have, or do not have, domains of their own."""
@@ -52,8 +54,8 @@ def _noise(share: float) -> tuple[str, ...]:
 
 def _colour(agreement: float) -> tuple[str, ...]:
     """The colour fits the label in this part of the training images, in the test in 0.1."""
-    # Two environments, in which the colour is wrong a little more and a little less often.
-    flips = ",".join(f"{round(1 - agreement + each, 6):g}" for each in (0.05, -0.05))
+    # Two environments, in which the colour is wrong more and less often.
+    flips = ",".join(f"{round(1 - agreement + each, 6):g}" for each in (0.1, -0.1))
     classes = ("--num_classes=2", "--label_noise=0.25")
     return ("--environment=colored", "--nobinarise", f"--flips={flips}", *classes)
 
@@ -71,13 +73,20 @@ def _quantity(skew: float) -> tuple[str, ...]:
 
 # Those whose programs have the same shapes stand side by side, so that few programs are kept.
 LISTED: dict[str, Shift] = {
-    "rotated": Shift("unseen angle", (5, 15, 30, 45), 30, _rotated, domains="none"),
-    "unseen": Shift("unseen domain", (1,), 1, lambda always: (), domains="own", is_unseen=True),
-    "mixed": Shift("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed, is_unseen=True),
+    "rotated": Shift("unseen angle", (5, 15, 30, 45), 30, _rotated, domains="none", by_rule=True),
+    "unseen": Shift(
+        "unseen domain", (1,), 1, lambda at: (), domains="own", is_unseen=True, by_rule=True
+    ),
+    "mixed": Shift("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed, is_unseen=True, by_rule=True),
     "labels": Shift("label skew", (1, 3, 10), 10, _labels),
     "tail": Shift("long tail, rare uploads", (1, 5, 20), 20, _tail),
     "noise": Shift("wrong labels", (0.2, 0.5, 0.8), 0.8, _noise),
-    "colour": Shift("misleading colour", (0.55, 0.7, 0.85, 0.95), 0.85, _colour, domains="none"),
+    "colour": Shift(
+        *("misleading colour", (0.55, 0.7, 0.8, 0.9), 0.8, _colour),
+        domains="none",
+        preset=",map_colour",
+        by_rule=True,
+    ),
     "simpson": Shift("Simpson's paradox", (0.5, 0.8, 1), 1, _simpson, domains="none"),
     "quantity": Shift("quantity skew", (0.3, 1, 3), 3, _quantity),
 }

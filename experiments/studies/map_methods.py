@@ -11,6 +11,8 @@ from ..errors import check_known, flag_error
 
 # A server that adapts; its rate is that of the first look under the colour.
 _ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
+# A large penalty acts after a warm-up.
+_LARGE = ("--set=scale_loss=true", "--set=warmup_rounds={WARMUP}", *_ADAM)
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 FEW_RATES = (0.05, 0.2, 0.7)
 
@@ -35,7 +37,7 @@ class Method(NamedTuple):
         flags = [f"--algorithm={self.algorithm}", f"--learning_rate={rates}"]
         flags += [f"--momentum={self.momentum:g}"] if self.momentum else []
         flags += [f"--set={self.hyper}={','.join(map(repr, self.values))}"] if self.hyper else []
-        numbers = {"ROUNDS": rounds, "POOLED": pooled_batch}
+        numbers = {"ROUNDS": rounds, "WARMUP": rounds // 3, "POOLED": pooled_batch}
         return (*flags, *(setting.format(**numbers) for setting in self.settings))
 
 
@@ -56,6 +58,7 @@ LISTED: dict[str, Method] = {
     "qfedavg": Method("qfedavg", "q", (0.1, 0.5, 2.0)),
     "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
+    "vrex-large": Method("vrex", "beta", (10.0, 100.0, 1000.0), _LARGE),
     "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
     "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
     "fedsam": Method("fedsam", "rho", (0.02, 0.1, 0.5)),
@@ -71,10 +74,7 @@ LISTED: dict[str, Method] = {
         "fedipg",
         "penalty",
         (1.0, 100.0, 10000.0),
-        (
-            *("--set=penalty_on=classifier", "--set=scale_loss=true", "--set=warmup_rounds=10"),
-            *_ADAM,
-        ),
+        ("--set=penalty_on=classifier", *_LARGE),
     ),
     # With the length that a round has (step_size=none) all clients leave at most rates.
     "exit_strategy": Method(

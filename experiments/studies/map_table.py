@@ -1,5 +1,6 @@
 """The study behind `fedjax-inv map`: its rows, its table, and its comparison with a second map."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -46,7 +47,10 @@ def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
     """The flags of a kind of shift in a data set."""
     is_own = DATA[data] and shift.is_unseen
     own = ("--environment=none", f"--held_out={DATA[data]}") if is_own else ()
-    return (f"--preset=map_{data}", *shift.flags(severity), *own)
+    # Fewer validation examples could not tell the two domains apart.
+    copies = ("--dataset=moved_digits",) if data == "digits" and shift.preset else ()
+    rules = ("--leave_one_out",) if shift.by_rule else ()
+    return (f"--preset=map_{data}{shift.preset}", *shift.flags(severity), *own, *copies, *rules)
 
 
 def row(
@@ -58,19 +62,19 @@ def row(
     overrides: Sequence[str] = (),
 ) -> Row:
     """A method under a kind of shift. overrides: the flags of `train` that concern all rows."""
-    own = method.flags(*_terms(data, tuple(overrides)))
     label = f"{name}-{column}-{severity:g}"
     flags = flags_of(data, SHIFTS[column], severity)
+    own = method.flags(*_terms((*flags, *overrides)))
     return Row(label, (*flags, *own), name, f"{column}={severity:g}")
 
 
 @cache
-def _terms(data: str, overrides: tuple[str, ...]) -> tuple[int, int]:
-    """(the rounds, the examples that the clients of a round take in a step) of all rows.
+def _terms(words: tuple[str, ...]) -> tuple[int, int]:
+    """(the rounds, the examples that the clients of a round take in a step) of a column's rows.
 
     The latter is 0 if the data say how many clients there are.
     """
-    base = config.of_arguments([f"--preset=map_{data}", *overrides])
+    base = config.of_arguments(words)
     slots = build.slots(base, base.clients) if base.clients else 0
     return base.rounds, base.batch_size * slots
 
@@ -104,16 +108,25 @@ def select(data: str, options: Options) -> list[Row]:
 def write(path: Path, rows: list[RowResult], options: Options) -> str:
     """Writes the map as csv, Markdown and LaTeX, and returns the text to print."""
     cells = cells_of(rows)
-    parts: list[tables.Part] = [table(cells)]
+    shown = table(cells)
+    parts: list[tables.Part] = [shown, tables.ABOUT_ONE] if tables.has_one(shown) else [shown]
     if options.own.beside:  # before the new file, which may replace it
         parts.append(_agreement(cells, Path(options.own.beside)))
-    tests = [" ".join(f"{each:.6g}" for each in cell.tests) for cell in cells]
-    frame = pd.DataFrame(cells).assign(tests=tests)
+    of_rules = (of for rule, of in by_rule(rows).items() if rule)
+    every = [*cells, *itertools.chain(*of_rules)]
+    tests = [" ".join(f"{each:.6g}" for each in cell.tests) for cell in every]
+    frame = pd.DataFrame(every).assign(tests=tests)
     text = frame.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
     files.write(path.with_suffix(".csv"), text)
     tables.write_forms(path, [*parts, CAPTION])
     report.write_runs(path.with_name(f"{path.name}_runs.csv"), study.cells_of(rows))
     return tables.printed(parts)
+
+
+def by_rule(rows: Sequence[RowResult]) -> dict[str, list[Cell]]:
+    """The cells by each rule, where rules that compare training domains choose, too."""
+    shown = [row for row in rows if SHIFTS[row.row.x.partition("=")[0]].by_rule]
+    return {rule: cells_of(shown, rule) for rule in map_figures.RULES} if shown else {}
 
 
 def table(cells: Sequence[Cell]) -> pd.DataFrame:
@@ -130,13 +143,14 @@ def _text(cell: Cell) -> str:
     text = tables.spread(cell.tests)
     if cell.word in (verdicts.BETTER, verdicts.WORSE):
         text += f", {cell.word}"
-    return text
+    return text + tables.ONE * cell.is_constant
 
 
 def read_cells(path: Path) -> pd.DataFrame:
     """A map's csv file."""
     try:
         frame = pd.read_csv(path).astype({"difference": float, "severity": float})
+        frame = frame.drop_duplicates(["method", "shift", "severity"])  # --select's rule is first
         return frame.astype({"method": str, "shift": str, "word": object})
     except (OSError, KeyError, ValueError):
         raise UsageError(str(path), ..., "must be the csv file of a map") from None
@@ -163,7 +177,9 @@ def best_of(path: Path) -> tuple[str, ...]:
         raise flag_error("study", "severity", "must come after --study=map, or with --rows")
     cells = read_cells(path)
     # Pooled training is no federated method, but the bound from outside.
-    others = cells[~cells["method"].isin([FEDAVG, "erm"])].groupby("method", sort=False)
+    others = cells[~cells["method"].isin([FEDAVG, "erm", tables.CONSTANT])].groupby(
+        "method", sort=False
+    )
     means = others["difference"].agg(lambda values: values.mean(skipna=False))
     return (FEDAVG, *means.dropna().nlargest(_BEST).index)
 
@@ -172,10 +188,18 @@ def _draw(paint: Callable[..., str], path: Path, data: str, rows: Sequence[RowRe
     return paint(path, data, cells_of(rows))
 
 
-_FIGURES = {"map": map_figures.heat_map, "severity": map_figures.by_severity}
+def _draw_rules(path: Path, data: str, rows: Sequence[RowResult]) -> str:
+    cells = by_rule(rows)
+    return map_figures.rules(path, data, cells) if cells else ""
+
+
+_FIGURES: dict[str, dict[str, study.Draw]] = {
+    "map": {"": partial(_draw, map_figures.heat_map), "_rules": _draw_rules},
+    "severity": {"": partial(_draw, map_figures.by_severity)},
+}
 STUDIES = {
-    name: Study(partial(_rows, study=name), figures={"": partial(_draw, paint)}, draws_rows=False)
-    for name, paint in _FIGURES.items()
+    name: Study(partial(_rows, study=name), figures=of, draws_rows=False)
+    for name, of in _FIGURES.items()
 }
 CAPTION = (
     "Mean ± standard deviation of the test accuracy over seeds, each of which draws its own data. "

@@ -5,10 +5,12 @@ runs stay there. So a study can be interrupted, and the studies of a paper share
 """
 
 import csv
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +54,7 @@ class CellResult(NamedTuple):
     logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
     result: Result  # of all runs
     folder: Path = Path()
+    constant: tables.Constant = MappingProxyType({})  # without classes empty
 
 
 class RowResult(NamedTuple):
@@ -221,10 +224,12 @@ def run(
 def result_of(row: Row, chosen: Config) -> RowResult:
     """The results of a row that has run."""
     place, cells = Path(chosen.run_dir), []
-    found = records.read(place / "result.json", Sweep).cells
-    names = grid.folder_names([result.cell.restored() for result in found]).values()
-    for result, name in zip(found, names, strict=True):
-        cell = CellResult(selection.held_out_of(result), [], [], result, place / name)
+    sweep = records.read(place / "result.json", Sweep)
+    names = grid.folder_names([result.cell.restored() for result in sweep.cells]).values()
+    for result, name in zip(sweep.cells, names, strict=True):
+        held_out = selection.held_out_of(result)
+        constant = sweep.constants.get(held_out, {})
+        cell = CellResult(held_out, [], [], result, place / name, constant)
         if picked := selection.choose(row.label, result, chosen.select):
             lines = log.read(cell.folder, picked.runs[0].last.round)
             logs = [[line for line in lines if line.run == index] for index in picked.indices]
@@ -246,15 +251,38 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
     marks = {column.heading: comparison.best(column) for column in scores_of(study, results)}
     lines = [line(paper, study, data, result) for result in results]
+    ones = {
+        (result.row.label, column.heading)
+        for column, result in itertools.product(scores_of(study, results), results)
+        if result.row.label in column.scores
+        and len(result.cells) == 1
+        and tables.is_constant(result.only.constant, column.scores[result.row.label].items())
+    }
     for each in lines:
         for heading, found in marks.items():
             if each.get(heading):
                 each[heading] = found.get(each[data], "{}").format(each[heading])
+                each[heading] += tables.ONE * ((each[data], heading) in ones)
+    lines += _constant(data, lines, results)
     lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
     # A row that is not complete has few columns, in another order.
     complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
     headings = dict.fromkeys(heading for each in [*complete, *lines] for heading in each)
     return pd.DataFrame(lines, columns=[*headings])
+
+
+def _constant(data: str, lines: list[Cells], results: Sequence[RowResult]) -> list[Cells]:
+    """A last line for the most frequent class, or where the rows differ in it a column."""
+    texts = []
+    for result in results:
+        of_cells = [[one for one, _ in cell.constant.values()] for cell in result.cells]
+        texts.append(tables.percent(np.mean(of_cells, axis=0)) if all(of_cells) else "")
+    heading = next((name for line in lines for name in line if name.startswith("test")), "")
+    if heading and len({*texts}) == 1:
+        return [{data: tables.CONSTANT, heading: texts[0]}] if texts[0] else []
+    for line, text in zip(lines, texts, strict=True):
+        line |= {f"{tables.CONSTANT}, %": text} if any(texts) else {}
+    return []
 
 
 def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
@@ -336,7 +364,9 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     """
     columns = scores_of(study, rows)
     found = comparison.differences(columns)
-    parts: list[Part] = [table(paper, study, data, rows), *comparison.comparing(columns, found)]
+    main = table(paper, study, data, rows)
+    shown: list[Part] = [main, tables.ABOUT_ONE] if tables.has_one(main) else [main]
+    parts: list[Part] = [*comparison.comparing(columns, found)]
     cells = cells_of(rows)
     chosen = [selection.choose(cell.label, cell.result, cell.rule) for cell in cells]
     winners = [one for one in chosen if one]
@@ -344,12 +374,12 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     has_stops = any(row.config.thresholds for row in rows)
     if columns and len({one.label for one in winners}) > 1 and not has_stops:
         parts.append(tables.winners_table(winners))
-    tables.write_forms(path, [*parts, _caption(paper, study)])
+    tables.write_forms(path, [*shown, _caption(paper, study), *parts])
     report.write_runs(path.with_name(f"{path.name}_runs.csv"), cells)
     settings = [(cell.label, cell.result, cell.rule) for cell in cells]
     tables.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
     tables.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
-    return tables.printed(parts)
+    return tables.printed([*shown, *parts])
 
 
 def cells_of(rows: Iterable[RowResult]) -> list[report.Cell]:

@@ -170,7 +170,7 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     ]
     written = (folder / "table.md").read_text()
     assert written.startswith("# 100% of $x$\n\n")
-    assert rows_of(written)[:3] == [test, differ, winner]
+    assert rows_of(written)[:4] == [test, differ, rules, winner]
     found = pd.read_csv(folder / "differences.csv")
     pairs = [*zip(found["method"], found["other"], strict=True)]
     assert pairs[::3] == [("fedipg", "fed_avg|x"), ("moon", "fed_avg|x"), ("moon", "fedipg")]
@@ -241,12 +241,15 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
 def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
     accuracies = {"fedavg": [0.5, 0.6, 0.7], "fedprox": [0.5, 0.6, 0.8]}
     results = [(name, finished(name, {0.1: of}, "0")) for name, of in accuracies.items()]
-    constants = {run["seed"]: run["last"]["test_score"] for run in results[0][1].runs}
+    constants = {str(run["seed"]): run["last"]["test_score"] for run in results[0][1].runs}
     constants = {"0": {seed: (0.25, (0.3, of)) for seed, of in constants.items()}}
     text = tables.write(tmp_path, results, title="", paper={}, constants=constants)
     _, one, other, always = rows_of(text)[0]
     assert [row[1].endswith("(one class)") for row in (one, other)] == [True, False]
     assert always[1] == "25.0 ± 0.0"
+    (tex,) = re.findall(r"\\begin\{table\}.*", (tmp_path / "table.tex").read_text(), re.DOTALL)
+    assert tex.count(r"\begin{tabular}") == 1
+    assert tables.ABOUT_ONE in tex[tex.index(r"\caption") : tex.index(r"\begin{tabular}")]
 
 
 def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
