@@ -192,3 +192,4 @@ class Saved(NamedTuple):
 
 class Undivided(NamedTuple):
     held_out: str
+    validate: None = None
