@@ -17,12 +17,14 @@ from .errors import flag_error
 # (Gulrajani & Lopez-Paz 2021, "In Search of Lost Domain Generalization").
 _SGD, _ADAM = (1e-2, 1.0), (10**-4.5, 10**-2.5)
 
-# Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. V-REx's is
-# DomainBed's. FedIPG's goes from its paper's value to the largest one that acts
-# (docs/algorithms.md), and the others' are about a decade around the values of their papers.
+# Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. V-REx's and
+# those of methods inside of clients are DomainBed's. FedIPG's goes from its paper's value to the
+# largest one that acts (docs/algorithms.md), and the others' are about a decade around the values
+# of their papers.
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "afl": {"step_size": (0.01, 1.0)},
     "cafe": {"alpha": (0.05, 0.5)},
+    "coral": {"penalty": (0.1, 10.0)},
     "ditto": {"proximal": (0.01, 1.0)},
     "exit_strategy": {"step_size": (0.01, 1.0)},
     "fedcfa": {"positive_weight": (0.5, 5.0), "negative_weight": (0.5, 5.0)},
@@ -35,10 +37,16 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "fedproto": {"penalty": (0.1, 10.0)},
     "fedprox": {"proximal": (0.001, 1.0)},
     "fedsr": {"l2r": (0.001, 0.1), "cmi": (1e-4, 0.01)},
+    "fish": {"meta_rate": (0.05, 0.5)},
+    "fishr": {"penalty": (10.0, 1e4)},
     "fl_games": {"body_learning_rate": (1e-5, 1e-4)},
+    "group_dro": {"step_size": (0.001, 0.1)},
+    "irm": {"penalty": (0.1, 1e5)},
+    "mmd": {"penalty": (0.1, 10.0)},
     "moon": {"penalty": (0.1, 10.0)},
     "qfedavg": {"q": (0.1, 5.0)},
     "vrex": {"beta": (0.1, 1e5)},
+    "vrex_domains": {"penalty": (0.1, 1e5)},
 }
 
 

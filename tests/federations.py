@@ -138,6 +138,7 @@ def full_batch(learning_rate: float | Array) -> Work:
 # A large epsilon: rounding must not be magnified where a gradient is nearly zero.
 _ADAM = optax.adam(0.05, eps=1e-2)
 _MOMENTUM = optax.sgd(0.7, momentum=0.9)
+_DOMAINS = {"num_domains": laws.NUM_DOMAINS}
 
 
 class Config(NamedTuple):
@@ -282,6 +283,18 @@ TABLE: dict[str, tuple[Config, ...]] = {
     "fedsr": (
         Config(small_normed, full_batch, {"l2r": 0.1, "cmi": 0.05, "server_optimizer": _MOMENTUM}),
     ),
+    "irm": (
+        Config(small_normed, steps, {"penalty": 0.5, "scale_loss": True, **_DOMAINS}),
+        Config(
+            cnn, full_batch, {"penalty": 0.5, "estimator": "halves", "warmup_rounds": 2, **_DOMAINS}
+        ),
+    ),
+    "vrex_domains": (Config(mlp, full_batch, {"penalty": 0.5, **_DOMAINS}),),
+    "coral": (Config(normed_body, full_batch, {"penalty": 0.5, **_DOMAINS}),),
+    "mmd": (Config(small_normed, full_batch, {"penalty": 0.1, **_DOMAINS}),),
+    "group_dro": (Config(small_normed, momentum_epochs, {"step_size": 0.5, **_DOMAINS}),),
+    "fish": (Config(normed_body, steps, {"inner_rate": 0.1, **_DOMAINS}),),
+    "fishr": (Config(small_normed, full_batch, {"penalty": 20.0, "ema": 0.5, **_DOMAINS}),),
     "vrex": (Config(mlp, full_batch, {"beta": 0.4, "loss_batch_size": 3}),),
     "qfedavg": (
         Config(

@@ -16,6 +16,7 @@ class Shift(NamedTuple):
     at: float  # the severity in the map
     flags: Callable[[float], tuple[str, ...]]  # of `train`, at a severity
     domains: Literal["any", "none", "own"] = "any"  # the domains that the data must have
+    mixes: Callable[[float], bool] = lambda severity: False  # whether clients hold several domains
     is_unseen: bool = False  # whether the test shows a domain of the data that no client has
     preset: str = ""  # joined last
     by_rule: bool = False  # whether it is shown by rules that compare training domains, too
@@ -77,7 +78,12 @@ LISTED: dict[str, Shift] = {
     "unseen": Shift(
         "unseen domain", (1,), 1, lambda at: (), domains="own", is_unseen=True, by_rule=True
     ),
-    "mixed": Shift("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed, is_unseen=True, by_rule=True),
+    "mixed": Shift(
+        *("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed),
+        mixes=lambda severity: severity < 1,
+        is_unseen=True,
+        by_rule=True,
+    ),
     "labels": Shift("label skew", (1, 3, 10), 10, _labels),
     "tail": Shift("long tail, rare uploads", (1, 5, 20), 20, _tail),
     "noise": Shift("wrong labels", (0.2, 0.5, 0.8), 0.8, _noise),

@@ -13,6 +13,7 @@ from ..errors import check_known, flag_error
 _ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
 # A large penalty acts after a warm-up.
 _LARGE = ("--set=scale_loss=true", "--set=warmup_rounds={WARMUP}", *_ADAM)
+_LATE = ("--set=warmup_rounds={WARMUP}",)
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 FEW_RATES = (0.05, 0.2, 0.7)
 
@@ -80,6 +81,14 @@ LISTED: dict[str, Method] = {
     "exit_strategy": Method(
         "exit_strategy", "step_size", (0.01, 0.1, 1.0), ("--set=pretraining_rounds=10",)
     ),
+    # They use the domains inside of clients.
+    "irm": Method("irm", "penalty", (0.1, 1.0, 10.0), _LATE),
+    "vrex_domains": Method("vrex_domains", "penalty", (1.0, 10.0, 100.0), _LATE),
+    "group_dro": Method("group_dro", "step_size", (0.01, 0.1, 1.0)),
+    "coral": Method("coral", "penalty", (0.1, 1.0, 10.0)),
+    "mmd": Method("mmd", "penalty", (0.01, 0.1, 1.0)),
+    "fish": Method("fish", "meta_rate", (0.2, 0.5, 1.0)),
+    "fishr": Method("fishr", "penalty", (10.0, 100.0, 1000.0)),
     "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
 }
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import build, config, report, tables
+from .. import build, config, factories, report, tables
 from ..errors import check_known, flag_error
 from ..running import files
 from ..studies import map_figures, map_methods, study, verdicts
@@ -93,6 +93,7 @@ def _rows(
         for column, shift in columns_of(data, columns).items()
         for severity in ((shift.at,) if study == "map" else shift.severities)
         for name, method in found.items()
+        if shift.mixes(severity) or not factories.facts(method.algorithm).needs_domains
     ]
 
 
@@ -133,7 +134,7 @@ def table(cells: Sequence[Cell]) -> pd.DataFrame:
     """The test accuracies, a row per method and a column per kind of shift."""
     rows = [(cell.method, heading(place_of(cell)), _text(cell)) for cell in cells]
     frame = pd.DataFrame(rows, columns=["test accuracy, %", "place", "text"])
-    texts = frame.pivot(index="test accuracy, %", columns="place", values="text")
+    texts = frame.pivot(index="test accuracy, %", columns="place", values="text").fillna("not run")
     return texts.reindex(frame.iloc[:, 0].unique(), columns=frame["place"].unique()).reset_index()
 
 

@@ -6,13 +6,15 @@
 All factories take a `model`, the network; `work`, local training; and most of them `loss`, its
 objective; `server_optimizer`, the server's optimizer, on the mean delta; `weighting`, how much a
 client counts in that mean ("size", "uniform", "age" (`aggregators.by_age`) or a function of
-`Slots`); and `loss_batch_size`, the examples at once in a pass for a mean loss, which changes only
-time and memory. A factory describes those that mean more, and its own arguments.
+`Slots`); `num_domains`, D, how many domains the data have; and `loss_batch_size`, the examples at
+once in a pass for a mean loss, which changes only time and memory. A factory describes those that
+mean more, and its own arguments.
 """
 
 LISTED = (
     "afl",
     "cafe",
+    "coral",
     "ditto",
     "erm",
     "exit_strategy",
@@ -31,9 +33,15 @@ LISTED = (
     "fedpvr",
     "fedsam",
     "fedsr",
+    "fish",
+    "fishr",
     "fl_games",
+    "group_dro",
+    "irm",
+    "mmd",
     "moon",
     "qfedavg",
     "scaffold",
     "vrex",
+    "vrex_domains",
 )

@@ -32,7 +32,7 @@ def test_a_round_takes_values(name: str) -> None:
     """By shapes alone: nothing is compiled."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(15, 4)), rng.normal(size=(15, 2))
-    examples = data.examples(x.astype(np.float32), y.astype(np.float32))
+    examples = data.examples(x.astype(np.float32), y.astype(np.float32), np.arange(15) % 2)
     clients = data.of_parts(examples, np.split(np.arange(15), [3, 10]))
     if _facts(name).pooled:
         clients = data.pooled(clients)
@@ -40,7 +40,8 @@ def test_a_round_takes_values(name: str) -> None:
     work = local.steps(optax.sgd(0.1), batch_size=2, num_steps=2, momentum=0.0)
     loss, score = objectives.DEFAULTS["values"]
     module = importlib.import_module(f"{algorithms.__name__}.{name}")
-    algorithm = getattr(module, name)(model, work._replace(learning_rate=0.1), loss=loss)
+    more = {"num_domains": 2} if _facts(name).needs_domains else {}
+    algorithm = getattr(module, name)(model, work._replace(learning_rate=0.1), loss=loss, **more)
     variables = model.init(jax.random.key(0), jnp.zeros((1, 4)))
     cohort = federations.cohort(list(range(clients.num_clients)))
     state = jax.eval_shape(lambda: rounds.init(algorithm, variables, clients, jax.random.key(1)))

@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv_experiments import assemble, config, predictions
+from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.assemble import Assembled
 from fedjax_inv_experiments.finished import Runs
 from fedjax_inv_experiments.running import provenance
@@ -53,6 +55,25 @@ def test_nothing_but_labels_of_clients_changes(made: Assembled) -> None:
             assert len(wrong_clients[-1]) == 2
     # By seed, whatever domain is held out.
     assert wrong_clients[:2] == wrong_clients[2:]
+
+
+def test_examples_of_all_draws_and_their_copies_keep_their_domains() -> None:
+    how = WRONG | dict(held_out="75", data_seed="each")
+    chosen = config.of(**how, algorithm=("irm",))
+    found = assemble.assemble(chosen)
+    for seed, split in found.splits["75"].items():
+        drawn = data_flags.domains(chosen, found.loaded, seed).domain
+        rows = np.concatenate([row for each in split[:3] for row in parts_of(each)])
+        assert rows.max() >= len(found.dataset.y)
+        np.testing.assert_array_equal(found.data.domain[rows], drawn[found.source[rows]])
+    assert assemble.assemble(config.of(**how)).data.domain is None
+
+
+def test_domains_inside_of_clients_need_clients_that_have_several() -> None:
+    alone = FLAGS | dict(clients=2, partition="domain", algorithm=("irm",))
+    with pytest.raises(UsageError, match="--algorithm"):
+        assemble.assemble(config.of(**alone)).check_fit()
+    assemble.assemble(config.of(**alone, pooled=True)).check_fit()
 
 
 def test_the_reports_see_the_labels_that_clients_have(made: Assembled) -> None:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fedjax_inv import averaging, models, objectives, streaming
-from fedjax_inv.algorithms import fedavg
+from fedjax_inv.algorithms import fedavg, irm
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation, stored, wrong_labels
 from fedjax_inv.data.dataset import Dataset
@@ -125,5 +125,7 @@ def test_who_needs_no_domains_has_none_and_who_does_must_find_several_in_a_clien
     assert make(watching, clients=data).data.domain is not None
     with pytest.raises(UsageError, match="algorithm"):
         make(watching, clients=clients.of_dataset(DATASET))
+    with pytest.raises(UsageError, match="needs_domains"):  # hidden by a function around it
+        make(lambda model, work: irm.irm(model, work, num_domains=3), clients=data).trace()
     with pytest.raises(UsageError, match="clients"):
         make(watching, clients=lambda seeds: without(data(seeds)))

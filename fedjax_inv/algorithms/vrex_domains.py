@@ -1,0 +1,56 @@
+"""V-REx inside of clients: FedAvg that also reduces the variance of a batch's risks over domains.
+
+    minimise  R(w) + penalty mean_d (R_d(w) - mean_e R_e(w))^2
+
+Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688),
+here in each local step of FedAvg; `vrex` has the clients' risks in place of the domains'. The paper
+adds the risks of all domains, DomainBed takes their mean; R is the whole batch's here, so that a
+penalty of 0 is FedAvg. The authors' code has a warm-up, and then divides by the penalty.
+"""
+
+import optax
+
+from fedjax_inv import domains, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
+
+FACTS = Facts(precision="highest", needs_domains=True)  # the differences of risks are small
+
+
+def vrex_domains(
+    model: Model,
+    work: Work,
+    *,
+    num_domains: int,
+    penalty: float | Array = 10.0,
+    warmup_rounds: int = 0,
+    scale_loss: bool = True,
+    loss: Loss = objectives.cross_entropy,
+    server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
+    weighting: str | Weight = "size",
+) -> Algorithm:
+    """Return V-REx inside of clients; it reports the variance as "penalty".
+
+    Args:
+      penalty: weight of the variance; 0 is FedAvg. The default is DomainBed's.
+      warmup_rounds: rounds before the penalty starts.
+      scale_loss: whether the objective is divided by max(1, penalty).
+    """
+
+    def penalty_of(features: Array, outputs: Array, batch: Batch, members: Array) -> Array:
+        del features
+        risks = domains.risks_of(loss, outputs, batch, members)
+        return domains.spread(risks[:, None], members.any(1))
+
+    return domains.penalised(
+        model,
+        work,
+        penalty_of,
+        num_domains=num_domains,
+        penalty=penalty,
+        warmup_rounds=warmup_rounds,
+        scale_loss=scale_loss,
+        loss=loss,
+        server_optimizer=server_optimizer,
+        weighting=weighting,
+    )

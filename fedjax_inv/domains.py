@@ -1,0 +1,130 @@
+"""The domains inside a client's batch, and FedAvg with a penalty on how they differ.
+
+    minimise  R(w) + penalty P(w)
+
+R is the risk of the whole batch, so a penalty of 0 is FedAvg; for equally many examples it is the
+mean over domains, as in the papers. A domain without a real example in the batch is left out of P.
+
+Axis letters: D domains, B batch, F numbers of an example.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_inv import averaging, checks, objectives
+from fedjax_inv.aggregators import Weight
+from fedjax_inv.algorithms.fedipg import penalty_schedule
+from fedjax_inv.checks import UsageError
+from fedjax_inv.types import (
+    Algorithm,
+    Array,
+    Batch,
+    GradFn,
+    Halves,
+    Loss,
+    Model,
+    Step,
+    Variables,
+    Visit,
+    Work,
+)
+
+# (features of the body [B, ...], outputs [B, ...], batch, members [D, B]) -> P, []
+Penalty = Callable[[Array, Array, Batch, Array], Array]
+
+
+def members_of(batch: Batch, num_domains: int) -> Array:
+    """Return which examples are real ones of each domain, [D, B] bool."""
+    if batch.domain is None:
+        text = "needs domains; a factory around it has FACTS = Facts(needs_domains=True), too"
+        raise UsageError("algorithm", ..., text)
+    return batch.mask & (batch.domain == jnp.arange(num_domains)[:, None])
+
+
+def risks_of(loss: Loss, outputs: Array, batch: Batch, members: Array) -> Array:
+    """Return the mean loss of each domain [D], 0 where it has no member."""
+    return jax.vmap(lambda mask: loss(outputs, batch.y, mask))(members)
+
+
+def shares_of(members: Array) -> Array:
+    """Return the weights [D, B] whose sums over examples are the domains' means."""
+    return members / jnp.maximum(members.sum(1, keepdims=True), 1)
+
+
+def centred(values: Array, members: Array) -> Array:
+    """Return values [B, F] less the mean of their domain."""
+    return values - members.T @ (shares_of(members) @ values)
+
+
+def spread(values: Array, present: Array) -> Array:
+    """Return the mean squared distance of present domains' values [D, F] to their mean, []."""
+    kept = jnp.where(present[:, None], values, 0)
+    mean = kept.sum(0) / jnp.maximum(present.sum(), 1)
+    return objectives.masked_mean(((kept - mean) ** 2).sum(1), present)
+
+
+def forward(
+    model: Model, params: Halves, stats: Halves, batch: Batch, key: Array
+) -> tuple[Array, Array, Halves]:
+    """Return (features of the body, outputs, new statistics) in training mode."""
+    body_key, head_key = jax.random.split(key)  # as in `models.apply`
+    features, body = model.encode(params.body, stats.body, batch.x, batch.mask, True, body_key)
+    outputs, head = model.decode(params.head, stats.head, features, batch.mask, True, head_key)
+    return features, outputs, Halves(body, head)
+
+
+def penalised(
+    model: Model,
+    work: Work,
+    penalty_of: Penalty,
+    *,
+    num_domains: int,
+    penalty: float | Array,
+    warmup_rounds: int,
+    scale_loss: bool,
+    loss: Loss,
+    server_optimizer: optax.GradientTransformation,
+    weighting: str | Weight,
+) -> Algorithm:
+    """Return FedAvg with a penalty; it reports R as "loss" and P as "penalty".
+
+    Args:
+      model: the network.
+      work: local training.
+      penalty_of: P.
+      num_domains: D.
+      penalty: the weight of P.
+      warmup_rounds: rounds before the penalty starts.
+      scale_loss: whether the objective is divided by max(1, penalty).
+      loss: the objective of local training.
+      server_optimizer: the optimizer of the server, on the mean delta.
+      weighting: how much a client counts in that mean.
+    """
+    penalty_at = penalty_schedule(penalty, warmup_rounds, 0.0)
+    checks.integer("num_domains", num_domains)
+
+    def gradient_from(visit: Visit) -> GradFn:
+        now = penalty_at(visit.round)
+
+        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+            members = members_of(batch, num_domains)
+
+            def objective(params: Halves) -> tuple[Array, tuple[Halves, Array, Array]]:
+                features, outputs, stats = forward(model, params, variables.stats, batch, key)
+                risk = loss(outputs, batch.y, batch.mask)
+                value = penalty_of(features, outputs, batch, members)
+                return risk + now * value, (stats, risk, value)
+
+            grads, (stats, risk, value) = jax.grad(objective, has_aux=True)(variables.params)
+            if scale_loss:
+                grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
+            return Step(grads, stats, {"loss": risk, "penalty": value})
+
+        return grad_fn
+
+    return averaging.averaging(
+        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
+    )
