@@ -2,10 +2,10 @@
 
 fedjax-inv paper cafe --data=digits
 
-Papers: cafe, fedcfa, fedipg, fl_games, and first_look, which has no paper: methods
-under three kinds of shift. The files of experiments/studies/ name their studies. Each row has its
-own folder of runs, and finished runs stay there, so a study can be interrupted. The flags of train
-replace those of all rows.
+Papers: cafe, fedcfa, fedipg, fl_games, and two without a paper: first_look, methods under three
+kinds of shift, and selection, methods by rules of selection. The files of experiments/studies/ name
+their studies. Each row has its own folder of runs, and finished runs stay there, so a study can be
+interrupted. The flags of train replace those of all rows.
 """
 
 import functools
@@ -17,7 +17,7 @@ from . import config, start
 from . import flags as shared
 
 flags.adopt_module_key_flags(shared)
-PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games")
+PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games", "selection")
 
 
 @start.binary
