@@ -168,6 +168,8 @@ METRICS = {
     "r2": Metric(_VALUES, _r2),
 }
 
+LOWER_IS_BETTER = ("calibration_error", "brier", "mae", "rmse")
+
 
 def check(chosen: Collection[str], kind: str) -> None:
     """Raises UsageError for a metric of other targets. kind: of the data's targets."""

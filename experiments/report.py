@@ -15,7 +15,7 @@ from fedjax_inv.data.federation import parts_of
 from . import data_figures, figures, finished, predictions, selection, tables
 from .assemble import Assembled
 from .config import Config
-from .metrics import ACCURACY
+from .metrics import ACCURACY, LOWER_IS_BETTER
 from .running import files, log, provenance, records
 from .running import folder as folders
 from .running.launch import FinishedCell
@@ -97,7 +97,7 @@ def _title(config: Config) -> str:
 
 
 def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
-    """Writes metrics.csv, and returns the table of --metrics: a row for each cell and domain.
+    """Writes metrics.csv, and returns the table of --metrics: on the test and the worst domain.
 
     A line below the table names each run whose state is not there any more.
     """
@@ -132,10 +132,16 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
     parts: list[Part] = ["\n".join(lacking)] if lacking else []
     if not rows:
         return parts
-    keys = ["algorithm", "held_out", "domain", "split"]
-    of_domains = frame[frame["by"] == "domain"].groupby(keys, sort=False)
-    form = tables.known(lambda values: tables.spread(values, ".4g"))
-    table = of_domains[[*config.metrics]].agg(form).reset_index()
+    of_domains = frame[frame["by"] == "domain"].astype(dict.fromkeys(config.metrics, float))
+    keys, form = ["algorithm", "held_out"], tables.known(lambda of: tables.spread(of, ".4g"))
+    tests = of_domains[of_domains["split"] == "test"].groupby(keys, sort=False)
+    runs = of_domains.groupby([*keys, "seed"], sort=False)
+    columns = {}
+    for name in config.metrics:
+        worst = runs[name].max() if name in LOWER_IS_BETTER else runs[name].min()
+        columns[name] = tests[name].agg(form)
+        columns[f"{name}, worst domain"] = worst.groupby(keys, sort=False).agg(form)
+    table = pd.DataFrame(columns).reset_index()
     heads = {"algorithm": "metrics where selected", "held_out": "held out"}
     return [table.rename(columns=heads), *parts]
 

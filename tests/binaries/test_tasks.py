@@ -81,10 +81,16 @@ def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
     worst = min if ran.kind == "labels" else max
     for line in lines:
         assert line["worst_score"] == worst(d["score"] for d in line["domains"].values())
-    # The table of --metrics, with a row for each domain.
-    table = (ran.folder / "table.md").read_text()
-    assert f"| {METRICS[ran.kind][1]} " in table
     measured = pd.read_csv(ran.folder / "metrics.csv", dtype={"name": str})
+    domains = measured[measured["by"] == "domain"].set_index("split")
+    # The table of --metrics: on the test, and on the worst domain.
+    table = (ran.folder / "table.md").read_text().partition("metrics where selected")[2]
+    shown = [cell.strip() for cell in table.splitlines()[2].split("|")[3:-1]]
+    expected = []
+    for name in METRICS[ran.kind]:
+        worst = max if name in metrics.LOWER_IS_BETTER else min
+        expected += [f"{domains[name]['test']:.4g}", f"{worst(domains[name].dropna()):.4g}"]
+    assert shown == expected
     names = {by: set(part["name"]) for by, part in measured.groupby("by")}
     assert (names["domain"], names["client"]) == ({"0", "1", "2"}, {"0", "1"})
 
