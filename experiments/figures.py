@@ -37,7 +37,8 @@ METHODS = {
     **{"afl": "AFL", "qfedavg": "q-FedAvg", "fedgma": "FedGMA", "feddg_ga": "FedDG-GA"},
     **{"fedsr": "FedSR", "fedmix": "FedMix", "moon": "MOON", "fedproto": "FedProto"},
     **{"fedpvr": "FedPVR", "exit_strategy": "exit strategy", "ditto": "Ditto", "fedbn": "FedBN"},
-    **{"fedsam": "FedSAM"},
+    **{"fedsam": "FedSAM", "irm": "IRM", "vrex_domains": "V-REx inside", "group_dro": "GroupDRO"},
+    **{"coral": "CORAL", "mmd": "MMD", "fish": "Fish", "fishr": "Fishr"},
 }
 _PLAIN = ["".join(filter(str.isalnum, name)).lower() for name in METHODS.values()]
 # Of the first methods: colours that most colour-blind people tell apart (Okabe and Ito).

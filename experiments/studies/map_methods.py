@@ -59,7 +59,7 @@ LISTED: dict[str, Method] = {
     "qfedavg": Method("qfedavg", "q", (0.1, 0.5, 2.0)),
     "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
-    "vrex-large": Method("vrex", "beta", (10.0, 100.0, 1000.0), _LARGE),
+    "vrex-large": Method("vrex", "beta", (10.0, 30.0, 100.0), _LARGE),
     "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
     "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
     "fedsam": Method("fedsam", "rho", (0.02, 0.1, 0.5)),
@@ -81,7 +81,10 @@ LISTED: dict[str, Method] = {
     "exit_strategy": Method(
         "exit_strategy", "step_size", (0.01, 0.1, 1.0), ("--set=pretraining_rounds=10",)
     ),
-    # They use the domains inside of clients.
+    # They use the domains inside of clients, or of all pooled examples.
+    "irm-pooled": Method(
+        *("irm", "penalty", (1.0, 100.0, 10000.0)), (*_LARGE, "--pooled", "--batch_size={POOLED}")
+    ),
     "irm": Method("irm", "penalty", (0.1, 1.0, 10.0), _LATE),
     "vrex_domains": Method("vrex_domains", "penalty", (1.0, 10.0, 100.0), _LATE),
     "group_dro": Method("group_dro", "step_size", (0.01, 0.1, 1.0)),

@@ -93,7 +93,8 @@ def _rows(
         for column, shift in columns_of(data, columns).items()
         for severity in ((shift.at,) if study == "map" else shift.severities)
         for name, method in found.items()
-        if shift.mixes(severity) or not factories.facts(method.algorithm).needs_domains
+        if (shift.by_rule if "--pooled" in method.settings else shift.mixes(severity))
+        or not factories.facts(method.algorithm).needs_domains
     ]
 
 

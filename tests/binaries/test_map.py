@@ -109,7 +109,7 @@ def rows(data: str) -> dict[str, config.Config]:
 def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None:
     terms: dict[str, dict[str, Any]] = {}
     own = ("algorithm", "set", "learning_rate", "momentum", "batch_size")
-    own += ("server_optimizer", "server_learning_rate", "server_epsilon", "cut")
+    own += ("server_optimizer", "server_learning_rate", "server_epsilon", "cut", "pooled")
     for label, chosen in rows(data).items():
         name, column, _ = label.rsplit("-", 2)
         (cell,) = grid.cells(chosen, [None])
