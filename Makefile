@@ -3,10 +3,14 @@
 # lint, format and types. `make docs` builds the site. All is installed in .venv, in the versions of
 # requirements/, which `make requirements` writes. `make test-lowest` and `make test-newest` run the
 # tests of `make test`, or those in TESTS, with the lowest and the newest versions that pyproject.toml
-# allows, in their own folders.
+# allows, in their own folders; the latter on the newest Python. `make gpu` installs all for an NVIDIA
+# GPU in a folder of its own, and measures it in eight minutes (benchmarks/gpu.py).
 PYTHON ?= python3
+NEWEST ?= $(shell for minor in 16 15 14 13 12 11; do \
+	python3.$$minor -c "" 2>/dev/null && echo python3.$$minor && break; done)
 UV ?= uv
 TESTS ?=
+GPU ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -18,10 +22,13 @@ FAST := -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make requirements" $(UV) pip compile --quiet --universal \
 	--python-version=3.11 --fork-strategy=fewest --no-annotate --upgrade
 
-.PHONY: run test test-all test-lowest test-newest check docs results requirements clean
+.PHONY: run gpu test test-all test-lowest test-newest check docs results requirements clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedjax-inv paper first_look
+
+gpu: .venv-gpu/.installed
+	.venv-gpu/bin/python -m benchmarks.gpu $(GPU)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python $(FAST) $(TESTS)
@@ -85,9 +92,15 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.in
 	.venv-lowest/bin/python $(PACKAGE)
 	touch $@
 
+.venv-gpu/.installed: pyproject.toml | .venv-gpu/bin/python
+	.venv-gpu/bin/python $(PIP) --upgrade --editable '.[experiments,cuda13]'
+	touch $@
+
+.venv-newest/bin/python: PYTHON = $(NEWEST)
+
 .venv-newest/.installed: pyproject.toml | .venv-newest/bin/python
 	.venv-newest/bin/python $(PIP) --upgrade --upgrade-strategy=eager --editable '.[dev]'
 	touch $@
 
 clean:
-	rm -rf .venv .venv-lowest .venv-newest runs build dist
+	rm -rf .venv .venv-gpu .venv-lowest .venv-newest runs build dist

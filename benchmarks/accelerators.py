@@ -1,11 +1,13 @@
 """Programs compiled for GPUs and TPUs without a device: kernels, loops, memory and collectives.
 
 python -m benchmarks.accelerators --targets=h100,v5e --programs=rotated_mnist_5:fedipg
+python -m benchmarks.accelerators --targets=h200 --programs=a,fedcfa --columns="kernels a step"
 
 Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is a segment of one
 run, with its evaluation: presets joined by +, the algorithm after the colon; --programs=all is
 every algorithm at the size of its presets. Several devices share the clients, and each trains as
-many at once as fit into its memory. Nothing is run.
+many at once as fit into its memory. Or it is the rounds of one of workloads.JOBS, for one device.
+Nothing is run.
 """
 
 import dataclasses
@@ -34,7 +36,7 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from benchmarks import frame, hlo
+from benchmarks import frame, hlo, workloads
 from benchmarks.frame import flag
 from experiments import assemble, build
 from experiments import config as configs
@@ -103,7 +105,7 @@ class Traced(NamedTuple):
     function: jax.stages.Wrapped
     arguments: tuple[Tree, ...]
     steps: float  # local steps in a round of the client with the most
-    upload: int  # bytes that a client sends in a round
+    upload: int  # bytes that a client sends in a round; 0: not counted
 
 
 class Work(NamedTuple):
@@ -174,6 +176,24 @@ def of_presets(name: str, precision: str = "auto") -> Work:
     return Work(trace, build.slots(config, num_clients))
 
 
+def of_job(name: str) -> Work:
+    """The rounds of one of workloads.JOBS."""
+    job = workloads.JOBS[name]
+
+    def trace(mesh: Mesh | None, chunk: int) -> Traced:
+        if mesh is not None:
+            raise UsageError("program", name, "must be of presets for several devices")
+        parts = workloads.parts(job._replace(at_once=chunk))
+        data, cohort = workloads.noise(job.workload), workloads.cohorts(job, job.num_rounds)
+        keys = jax.random.split(jax.random.key(1), job.num_seeds)
+        state = jax.eval_shape(parts.start, keys, data)
+        steps = job.workload.client_steps / job.workload.cohort
+        advance = jax.jit(parts.advance, donate_argnums=0)
+        return Traced(advance, (state, cohort, data), job.num_steps or steps, 0)
+
+    return Work(trace, job.workload.cohort)
+
+
 def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
     """The local steps of the client with the most, on average over rounds."""
     if config.local_steps or not config.batch_size:
@@ -190,7 +210,7 @@ class Compiled(NamedTuple):
     devices: int
     at_once: int  # clients of each device
     share: int  # clients of a round that a device trains in all
-    seconds: float  # for compiling
+    seconds: float  # for compiling, of all cores together
 
 
 def compiled_for(target: Target, work: Work, at_once: int = 0) -> Compiled:
@@ -217,11 +237,11 @@ def compiled_for(target: Target, work: Work, at_once: int = 0) -> Compiled:
     def of(at_once: int) -> Compiled:
         with platforms.traced_for(target.platform):
             traced = work.trace(mesh, 0 if at_once == share else at_once)
-            began = time.perf_counter()
+            began = time.process_time()
             known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
             platform = "cuda" if target.platform == "gpu" else "tpu"
             compiled = known.lower(lowering_platforms=(platform,)).compile()
-        seconds = time.perf_counter() - began
+        seconds = time.process_time() - began
         return Compiled(compiled, traced, count, at_once, share, seconds)
 
     chosen = at_once or share
@@ -234,7 +254,13 @@ def needed(compiled: jax.stages.Compiled) -> int:
     """Bytes of a device's memory that a program takes."""
     size: Any = compiled.memory_analysis()
     own = size.argument_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes
-    return own + size.temp_size_in_bytes + size.generated_code_size_in_bytes
+    return own + temporaries(compiled) + size.generated_code_size_in_bytes
+
+
+def temporaries(compiled: jax.stages.Compiled) -> int:
+    """Bytes of memory that a program takes while it runs."""
+    size: Any = compiled.memory_analysis()
+    return size.temp_size_in_bytes
 
 
 def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
@@ -247,15 +273,19 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
     in_step = (
         read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
     )
+    step_bytes = hlo.bytes_moved(read, step.body) if step else 0
     of_round = hlo.collectives(read, turn.body) if turn else []
     return {
         "devices": compiled.devices,
         "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
         "of clients": compiled.share,
-        "seconds": compiled.seconds,
+        "processor s": compiled.seconds,
+        "temporaries GB": temporaries(compiled.program) / 1e9,
         "of memory %": 100 * needed(compiled.program) / target.memory,
         "kernels a step": len(in_step),
         "around it": len(in_round) - len(in_step) if turn else 0,
+        "MB a step": step_bytes / 1e6,
+        "MB around it": (hlo.bytes_moved(read, turn.body) - step_bytes if turn else 0) / 1e6,
         "steps": step.turns if step and step.turns is not None else traced.steps,
         "steps known": not step or step.turns is not None,
         "loops": len(loops),
@@ -279,7 +309,8 @@ def measure(options: "Options") -> list[dict[str, Any]]:
     rows = []
     for name in programs:
         try:
-            work = of_presets(name, options.precision)
+            is_job = name in workloads.JOBS
+            work = of_job(name) if is_job else of_presets(name, options.precision)
         except UsageError as error:
             rows.append({"program": name, "target": "", "compiles": str(error)})
             continue
@@ -300,13 +331,22 @@ class Options:
     """The flags of this benchmark."""
 
     targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
-    programs: tuple[str, ...] = flag(EVERY[:2], "Presets with an algorithm; or all.", kind=str)
+    programs: tuple[str, ...] = flag(
+        EVERY[:2], "Presets with an algorithm, or jobs; or all.", kind=str
+    )
+    columns: tuple[str, ...] = flag(
+        (), "Columns to print beside the first; all by default.", kind=str
+    )
     precision: str = flag("auto", "As in train.", choices=("auto", *platforms.PRECISIONS))
     at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.")
 
 
 def tables(options: Options) -> Iterator[frame.Table]:
-    yield frame.Table("Programs that were compiled, not run", measure(options))
+    rows = measure(options)
+    if options.columns:
+        shown = ("program", "target", *options.columns)
+        rows = [{name: row.get(name, "") for name in shown} for row in rows]
+    yield frame.Table("Programs that were compiled, not run", rows)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,11 @@ class Table(NamedTuple):
     rows: Sequence[Mapping[str, Any]]  # heading -> value
     floatfmt: str = ".3g"
 
+    @property
+    def text(self) -> str:
+        """The rows in Markdown."""
+        return tabulate(self.rows, "keys", tablefmt="github", floatfmt=self.floatfmt)
+
 
 def flag(default: Any, text: str, *, choices: Iterable[str] = (), kind: type | None = None) -> Any:
     """A field that is a flag. kind: of the elements of a list, where the default has none."""
@@ -70,6 +75,9 @@ def options(record: type[Any], about: str | None, words: Sequence[str] | None = 
     )
     for field in dataclasses.fields(record):
         default: Any = field.default
+        if isinstance(default, bool):
+            parser.add_argument(f"--{field.name}", action="store_true", help=field.metadata["help"])
+            continue
         choices = field.metadata["choices"]
         is_list = isinstance(default, tuple)
         first = (default or (None,))[0] if is_list else default
@@ -99,5 +107,4 @@ def main(tables: Callable[[Any], Iterable[Table]], record: type[Any], about: str
     with start.in_one_line():
         jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
         for each in tables(chosen):
-            text = tabulate(each.rows, "keys", tablefmt="github", floatfmt=each.floatfmt)
-            print(f"\n{each.title}, JAX {jax.__version__}\n{text}", flush=True)
+            print(f"\n{each.title}, JAX {jax.__version__}\n{each.text}", flush=True)

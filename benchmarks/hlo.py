@@ -1,4 +1,4 @@
-"""Launches, loops and collectives of a compiled program, read from its text.
+"""Launches, loops, bytes and collectives of a compiled program, read from its text.
 
 The text is `compiled.as_text()`, the program after all of XLA's passes. Nothing is run.
 """
@@ -18,6 +18,9 @@ _COLLECTIVES = (
     *("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"),
     *("all-reduce-start", "all-gather-start", "collective-permute-start"),
 )
+# Opcodes that take rows of their first operand; that put rows into it -> the operand of the rows.
+_TAKES = ("gather", "dynamic-slice")
+_PUTS = {"dynamic-update-slice": 1, "scatter": 2}
 HOST = ("infeed", "outfeed", "send", "recv")
 _BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2"), 1),
@@ -47,6 +50,11 @@ class Instruction(NamedTuple):
         for several in re.findall(r"branch_computations=\{([^}]*)\}", self.text):
             names += [name.strip().lstrip("%") for name in several.split(",")]
         return names + re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", self.text)
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the instructions whose results it takes."""
+        return re.findall(r"%([\w.\-]+)", self.text.partition(")")[0])
 
     @property
     def scope(self) -> str:
@@ -165,3 +173,49 @@ class Program:
 def collectives(program: Program, computation: str = "") -> list[Instruction]:
     """The collectives of a computation, by default of the whole program."""
     return program.of(computation, *_COLLECTIVES)
+
+
+def bytes_moved(program: Program, computation: str) -> int:
+    """The bytes that the launches of a computation read and write, without a cache.
+
+    Loops take one turn. Of an array from which or into which only rows are taken or put,
+    these rows count.
+    """
+    found = {one.name: one for one in program.computations[computation]}
+    total = 0
+    for one in found.values():
+        if one.opcode in _NESTED:
+            total += sum(bytes_moved(program, name) for name in one.called)
+        elif not one.is_free:
+            total += _written(program, one, found) + _read(program, one, found)
+    return total
+
+
+def _written(program: Program, one: Instruction, found: dict[str, Instruction]) -> int:
+    if one.opcode in _PUTS:
+        return found[one.operands[_PUTS[one.opcode]]].num_bytes
+    if one.opcode != "fusion":
+        return one.num_bytes
+    inside = {each.name: each for each in program.computations[one.called[0]]}
+    root = list(inside.values())[-1]
+    results = [inside[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    return min(one.num_bytes, sum(_written(program, each, inside) for each in results))
+
+
+def _read(program: Program, one: Instruction, found: dict[str, Instruction]) -> int:
+    read = [found[name].num_bytes for name in one.operands]
+    if one.opcode in _PUTS:
+        return sum(read[1:])
+    if one.opcode in _TAKES:
+        return min(read[0], one.num_bytes) + sum(read[1:])
+    inside = program.computations[one.called[0]] if one.opcode == "fusion" else []
+    for parameter in (each for each in inside if each.opcode == "parameter"):
+        users = [each for each in inside if parameter.name in each.operands]
+        if all(
+            each.opcode in (*_TAKES, *_PUTS) and each.operands.index(parameter.name) == 0
+            for each in users
+        ):
+            rows = sum(each.num_bytes for each in users if each.opcode in _TAKES)
+            index = int(parameter.text.partition(")")[0])
+            read[index] = min(read[index], rows)
+    return sum(read)

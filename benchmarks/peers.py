@@ -5,10 +5,11 @@ python -m benchmarks.peers --venvs=FOLDER
 
 The work is FedAvg on noise with the shapes of workloads.WORKLOADS: plain SGD, weights by size, no
 evaluation. The benchmark checks that the numbers of local steps are equal. Peers are a loop of
-plain PyTorch (pytorch), pfl, FedLab and Flower, each in its own environment. Rounds of one peer and
-of our engine take turns, so that a machine whose speed drifts is fair to both. The ratio is our
-median of client-steps per second over the peer's; its spread is over pairs of neighbouring rounds.
-If a peer fails, the table says why.
+plain PyTorch (pytorch), PyTorch with all clients at once (pytorch_vmapped, pytorch_compiled), pfl,
+FedLab and Flower, each in its own environment. Rounds of one peer and of our engine take turns, so
+that a machine whose speed drifts is fair to both. The ratio is our median of client-steps per
+second over the peer's; its spread is over pairs of neighbouring rounds. If a peer fails, the table
+says why.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,7 +32,15 @@ from benchmarks import frame, workloads
 from benchmarks.frame import flag
 from fedjax_inv.checks import UsageError
 
-PEERS = ("pytorch", "pfl", "fedlab", "flower")
+# Name -> environment, and the runner with its words
+PEERS = {
+    "pytorch": ("pytorch", "run_pytorch.py"),
+    "pytorch_vmapped": ("pytorch", "run_vmapped.py"),
+    "pytorch_compiled": ("pytorch", "run_vmapped.py", "compiled"),
+    "pfl": ("pfl", "run_pfl.py"),
+    "fedlab": ("fedlab", "run_fedlab.py"),
+    "flower": ("flower", "run_flower.py"),
+}
 RUNNERS = Path(__file__).parent / "peers"
 
 
@@ -41,8 +51,8 @@ class Options:
     workloads: tuple[str, ...] = flag(
         tuple(workloads.WORKLOADS), "Workloads of workloads.py.", choices=workloads.WORKLOADS
     )
-    peers: tuple[str, ...] = flag(PEERS, "Simulators to run beside ours.", choices=PEERS)
-    venvs: str = flag("", "The folder that make_venvs.sh filled.")
+    peers: tuple[str, ...] = flag(tuple(PEERS), "Simulators to run beside ours.", choices=PEERS)
+    venvs: str = flag("", "The folder that make_venvs.sh filled; none: this environment.")
     rounds: int = flag(5, "Timed rounds of each.")
     warmup: int = flag(2, "Rounds before them, not timed.")
     threads: int = flag(0, "CPU cores for each; 0: all.")
@@ -63,8 +73,10 @@ def words(options: Options, name: str, workload: workloads.Workload, threads: in
         "device": "cuda" if jax.default_backend() == "gpu" else "cpu",
     }
     del job["shape"]
-    python = Path(options.venvs).absolute() / name / "bin/python"
-    return [str(python), str(RUNNERS / f"run_{name}.py"), json.dumps(job)]
+    venv, runner, *more = PEERS[name]
+    there = str(Path(options.venvs).absolute() / venv / "bin/python")
+    python = there if options.venvs else sys.executable
+    return [python, str(RUNNERS / runner), json.dumps(job), *more]
 
 
 class Peer:
@@ -190,7 +202,8 @@ def tables(options: Options) -> Iterator[frame.Table]:
         raise UsageError("--device=cuda", ..., "must be auto or cpu: JAX finds no GPU")
     for name in options.workloads:
         workload = workloads.WORKLOADS[name]
-        engine = workloads.Engine(workload, workloads.noise(workload), options.at_once)
+        job = workloads.Job(workload, at_once=options.at_once, dtype=np.float32)
+        engine = workloads.Engine(job)
         rows = [row_of(options, peer, workload, engine, threads) for peer in options.peers]
         device = jax.devices()[0].device_kind
         yield frame.Table(f"({name}) {workload.title}; {device}, {threads} threads", rows)

@@ -1,5 +1,7 @@
 """The workloads that benchmarks share, and our engine on them."""
 
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -8,8 +10,9 @@ import numpy as np
 import optax
 
 from benchmarks import frame
-from fedjax_inv import local, models, rounds, schedules
-from fedjax_inv.algorithms import fedavg
+from experiments import factories
+from fedjax_inv import local, models, platforms, rounds, schedules
+from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation
 from fedjax_inv.devices import chunked
 from fedjax_inv.models import lowerings
@@ -51,6 +54,9 @@ WORKLOADS = {
 }
 
 
+_CALLS = 40  # different calls of an engine, which it repeats
+
+
 class _PflCifar(nn.Module):
     """The CIFAR-10 network of pfl's benchmarks."""
 
@@ -78,74 +84,179 @@ class _LeNet(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
 
 
-def model_of(workload: Workload) -> Model:
-    """The network of a workload."""
-    if workload.network == "mlp":
-        return models.mlp(10)
-    module = {"pfl_cifar": _PflCifar, "lenet": _LeNet}[workload.network]
+def model_of(network: str, whole: bool = False) -> Model:
+    """A network by its name; whole: without a body, as a player of FL Games owns it."""
+    if network.startswith("mlp"):  # mlp, or mlp_64 with one layer of 64 units
+        widths = [int(width) for width in network.split("_")[1:]] or [390, 390]
+        return models.mlp(10, widths=widths, cut=0 if whole else None)
+    module = {"pfl_cifar": _PflCifar, "lenet": _LeNet}[network]
     return models.from_blocks([module(lowerings.lowering("auto"))], 0)
 
 
-def noise(workload: Workload) -> Federation:
-    """Examples in float32, as other simulators hold them."""
+def noise(workload: Workload, dtype: Any = np.uint8) -> Federation:
+    """Examples without a pattern."""
     generator = np.random.default_rng(0)
     num_examples = workload.num_clients * workload.num_examples
-    x = generator.random((num_examples, *workload.shape), np.float32)
+    shape = num_examples, *workload.shape
+    if dtype == np.uint8:
+        x = generator.integers(0, 256, shape, dtype)
+    else:
+        x = generator.random(shape, dtype)
     y = generator.integers(0, 10, num_examples, np.int32)
     parts = np.split(np.arange(num_examples), workload.num_clients)
     return federation.of_parts(federation.examples(x, y), parts)
 
 
+class Job(NamedTuple):
+    """The training of some seeds by an algorithm on a workload."""
+
+    workload: Workload
+    algorithm: str = "fedavg"
+    arguments: dict[str, Any] = {}  # noqa: RUF012, never changed
+    num_steps: int = 0  # local steps of a round; 0: passes over the examples
+    momentum: float | None = None  # a momentum of 0 would keep a buffer, too
+    precision: str = ""  # of products; "": the algorithm's own
+    num_seeds: int = 1
+    at_once: int = -1  # clients that train at once; 0: all; -1: as in `train`
+    num_rounds: int = 1  # of a call
+    known: bool = True  # whether an accelerator knows the number of steps when it compiles
+    quick: bool = False  # whether it compiles sooner, to code that runs longer
+    dtype: Any = np.uint8  # of the examples; float32 is what other simulators hold
+
+
+def _of_method(algorithm: str, num_clients: int = 32, **arguments: Any) -> Job:
+    momentum = 0.9 if algorithm == "cafe" else None  # which it needs
+    workload = Workload("mlp", (28, 28, 1), num_clients, 256, num_clients, 64, 1, 0.05)
+    return Job(workload, algorithm, arguments, 10, momentum, num_rounds=2)
+
+
+# Ten local steps of each algorithm but ERM, whose steps are FedAvg's; players of a game are few.
+METHODS = {
+    "fedavg": _of_method("fedavg"),
+    "fedavg_of_4": _of_method("fedavg", 4),
+    **{name: _of_method(name) for name in LISTED if name not in ("erm", "fedavg", "fl_games")},
+    "fedipg_classifier": _of_method("fedipg", penalty_on="classifier"),
+    "fedipg_reverse": _of_method("fedipg", derivative="reverse_over_forward"),
+    "fedipg_halves": _of_method("fedipg", estimator="halves"),
+    "fl_games": _of_method("fl_games", 4),
+    "fl_games_memory_5": _of_method("fl_games", 4, memory=5),
+}
+ROUNDS = {name: Job(workload, num_rounds=4) for name, workload in WORKLOADS.items()}
+UNEQUAL = {f"{name}_unequal": job._replace(known=False) for name, job in ROUNDS.items()}
+JOBS = ROUNDS | UNEQUAL | METHODS
+
+
+class Parts(NamedTuple):
+    """The functions of a job."""
+
+    start: Callable[[Array, Federation], rounds.State]  # from the seeds' keys
+    advance: Callable[[rounds.State, Cohort, Federation], Any]  # plays rounds, and reports
+
+
+def parts(job: Job) -> Parts:
+    """The functions of a job, to be traced for the platform that is current."""
+    workload, algorithm = job.workload, job.algorithm
+    model = model_of(workload.network, whole=algorithm == "fl_games")
+    optimizer = optax.sgd(workload.learning_rate, job.momentum)
+    batches = -(-workload.num_examples // workload.batch_size)
+    momentum = job.momentum or 0.0
+    if job.num_steps:
+        work = local.steps(
+            optimizer, batch_size=workload.batch_size, num_steps=job.num_steps, momentum=momentum
+        )
+    else:
+        work = local.epochs(
+            optimizer,
+            batch_size=workload.batch_size,
+            num_epochs=workload.num_epochs,
+            num_batches=batches if job.known and not platforms.on_cpu() else None,
+            momentum=momentum,
+        )
+    needed = {"step_size": workload.learning_rate} if algorithm == "qfedavg" else {}
+    made = factories.algorithm(algorithm)(model, work, **needed, **job.arguments)
+    precision = job.precision or factories.facts(algorithm).precision
+    at_once = job.at_once
+    if at_once < 0:
+        at_once = 1 if platforms.on_cpu() else 0
+    axis = chunked(at_once or workload.cohort)
+
+    def start(key: Array, data: Federation) -> rounds.State:
+        with platforms.products_at(precision):
+            variables = model.init(key, data.data.x[:1])
+            return rounds.init(made, variables, data, key)
+
+    def advance(state: rounds.State, cohort: Cohort, data: Federation) -> Any:
+        with platforms.products_at(precision):
+            return rounds.run(made, state, cohort, data, axis=axis)
+
+    if job.num_seeds > 1:
+        return Parts(jax.vmap(start, (0, None)), jax.vmap(advance, (0, None, None)))
+    return Parts(lambda keys, data: start(keys[0], data), advance)
+
+
+def cohorts(job: Job, num_rounds: int) -> Cohort:
+    """The cohorts of rounds."""
+    workload = job.workload
+    if workload.cohort == workload.num_clients:
+        return jax.device_get(schedules.everyone(workload.num_clients, num_rounds))
+
+    @jax.jit
+    def drawn() -> Cohort:
+        key = jax.random.key(2)
+        return schedules.sampled(key, workload.num_clients, workload.cohort, num_rounds)
+
+    return jax.device_get(drawn())
+
+
 class Round(NamedTuple):
-    """A timed round."""
+    """A timed call."""
 
     seconds: float
     client_steps: int
 
 
 class Engine:
-    """Our engine on a workload.
+    """Our engine on a job, compiled."""
 
-    at_once: clients that train at once; 0: all; -1: as `train` does, one on CPUs, all elsewhere.
-    """
+    def __init__(self, job: Job) -> None:
+        self._job, self._num_calls = job, 0
+        start, advance = parts(job)
+        self._data = noise(job.workload, job.dtype)
+        keys = jax.random.split(jax.random.key(1), job.num_seeds)
+        quick = platforms.quickest_to_compile()
+        self.state = jax.jit(start, compiler_options=quick)(keys, self._data)
+        self._schedule = cohorts(job, _CALLS * job.num_rounds)
+        began = time.perf_counter()
+        program = jax.jit(advance, donate_argnums=0, compiler_options=quick if job.quick else None)
+        self._compiled = program.lower(self.state, self._cohort(), self._data).compile()
+        self.compile_seconds = time.perf_counter() - began
+        memory = self._compiled.memory_analysis()
+        self.temporary_bytes: int = memory.temp_size_in_bytes if memory else 0
 
-    def __init__(self, workload: Workload, data: Federation, at_once: int = -1) -> None:
-        self._setting, self._data, self._num_rounds = workload, data, 0
-        model = model_of(workload)
-        work = local.epochs(
-            optax.sgd(workload.learning_rate),
-            batch_size=workload.batch_size,
-            num_epochs=workload.num_epochs,
-        )
-        algorithm = fedavg.fedavg(model, work)
-        if at_once < 0:
-            at_once = 1 if jax.default_backend() == "cpu" else 0
-        axis = chunked(at_once or workload.cohort)
+    @property
+    def num_parameters(self) -> int:
+        """The parameters of the network."""
+        params = self.state.server.variables.params
+        return sum(leaf.size for leaf in jax.tree.leaves(params))
 
-        def advance(state: rounds.State, cohort: Cohort, data: Federation) -> Any:
-            return rounds.run(algorithm, state, cohort, data, axis=axis)
-
-        self._advance = jax.jit(advance, donate_argnums=0)
-        variables = model.init(jax.random.key(0), data.data.x[:1])
-        self.num_parameters = sum(leaf.size for leaf in jax.tree.leaves(variables.params))
-        self._state = rounds.init(algorithm, variables, data, jax.random.key(1))
-        self._schedule = schedules.sampled(
-            jax.random.key(2), workload.num_clients, workload.cohort, 100
-        )
+    def _cohort(self) -> Cohort:
+        first = self._num_calls % _CALLS * self._job.num_rounds
+        last = first + self._job.num_rounds
+        return jax.device_put(jax.tree.map(lambda a: a[first:last], self._schedule))
 
     def round(self) -> Round:
-        """Runs one more round; the first one compiles."""
-        now = self._num_rounds % self._schedule.who.shape[0]
-        cohort = jax.block_until_ready(jax.tree.map(lambda a: a[now : now + 1], self._schedule))
+        """Calls the program once more."""
+        cohort = self._cohort()
         reports: list[rounds.Report] = []
 
         def advance() -> rounds.State:
-            self._state, (report,) = self._advance(self._state, cohort, self._data)
-            reports.append(report)
-            return self._state
+            self.state, found = self._compiled(self.state, cohort, self._data)
+            reports.extend(found)
+            return self.state
 
         seconds = frame.seconds(advance)
-        self._num_rounds += 1
-        sizes = np.asarray(reports[0].size * reports[0].present)
-        batches = -(-sizes // self._setting.batch_size)
-        return Round(seconds, int(batches.sum()) * self._setting.num_epochs)
+        self._num_calls += 1
+        job, here = self._job, np.asarray(reports[-1].present)
+        batches = -(-np.asarray(reports[-1].size) // job.workload.batch_size)
+        steps = here * (job.num_steps or batches * job.workload.num_epochs)
+        return Round(seconds, int(steps.sum()))

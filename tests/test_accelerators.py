@@ -40,6 +40,37 @@ def before_passes(algorithm: str, platform: str) -> tuple[hlo.Program, hlo.Loop]
     return read, steps
 
 
+# A row is taken from a large array, put into another one, and all of the latter is added up.
+COMPILED = """
+%taken (param_0: f32[100,10], param_1: s32[]) -> f32[1,10] {
+  %param_0 = f32[100,10]{1,0} parameter(0)
+  %param_1 = s32[] parameter(1)
+  ROOT %dynamic-slice.1 = f32[1,10]{1,0} dynamic-slice(%param_0, %param_1, %param_1)
+}
+
+%added (param_2: f32[50,10]) -> f32[10] {
+  %param_2 = f32[50,10]{1,0} parameter(0)
+  ROOT %reduce.1 = f32[10]{0} reduce(%param_2), dimensions={0}
+}
+
+ENTRY %main (a: f32[100,10], b: f32[50,10], i: s32[]) -> f32[10] {
+  %a = f32[100,10]{1,0} parameter(0)
+  %b = f32[50,10]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %row = f32[1,10]{1,0} fusion(%a, %i), kind=kLoop, calls=%taken
+  %put = f32[50,10]{1,0} dynamic-update-slice(%b, %row, %i, %i)
+  ROOT %sum = f32[10]{0} fusion(%put), kind=kInput, calls=%added
+}
+"""
+
+
+def test_bytes_are_those_of_rows_where_only_rows_are_taken_or_put() -> None:
+    taken = 40 + 40 + 4  # the row read and written, and its index
+    put = 40 + 40 + 4 + 4
+    added = 2000 + 40
+    assert hlo.bytes_moved(hlo.Program(COMPILED), "main") == taken + put + added
+
+
 @pytest.mark.slow
 def test_presets_are_prepared_for_the_platform_that_they_are_compiled_for() -> None:
     """Their clients have as many batches each, which a program for a CPU need not know."""
