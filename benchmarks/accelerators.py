@@ -184,7 +184,7 @@ def of_job(name: str) -> Work:
         if mesh is not None:
             raise UsageError("program", name, "must be of presets for several devices")
         parts = workloads.parts(job._replace(at_once=chunk))
-        data, cohort = workloads.noise(job.workload), workloads.cohorts(job, job.num_rounds)
+        data, cohort = workloads.noise(job), workloads.cohorts(job, job.num_rounds)
         keys = jax.random.split(jax.random.key(1), job.num_seeds)
         state = jax.eval_shape(parts.start, keys, data)
         steps = job.workload.client_steps / job.workload.cohort

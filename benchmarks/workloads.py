@@ -54,6 +54,7 @@ WORKLOADS = {
 }
 
 
+_RATES = {"fish": "inner_rate", "qfedavg": "step_size"}  # arguments that are learning rates
 _CALLS = 40  # different calls of an engine, which it repeats
 
 
@@ -93,20 +94,6 @@ def model_of(network: str, whole: bool = False) -> Model:
     return models.from_blocks([module(lowerings.lowering("auto"))], 0)
 
 
-def noise(workload: Workload, dtype: Any = np.uint8) -> Federation:
-    """Examples without a pattern."""
-    generator = np.random.default_rng(0)
-    num_examples = workload.num_clients * workload.num_examples
-    shape = num_examples, *workload.shape
-    if dtype == np.uint8:
-        x = generator.integers(0, 256, shape, dtype)
-    else:
-        x = generator.random(shape, dtype)
-    y = generator.integers(0, 10, num_examples, np.int32)
-    parts = np.split(np.arange(num_examples), workload.num_clients)
-    return federation.of_parts(federation.examples(x, y), parts)
-
-
 class Job(NamedTuple):
     """The training of some seeds by an algorithm on a workload."""
 
@@ -122,6 +109,21 @@ class Job(NamedTuple):
     known: bool = True  # whether an accelerator knows the number of steps when it compiles
     quick: bool = False  # whether it compiles sooner, to code that runs longer
     dtype: Any = np.uint8  # of the examples; float32 is what other simulators hold
+
+
+def noise(job: Job) -> Federation:
+    """Examples without a pattern, with two domains for a method that needs them."""
+    generator, workload = np.random.default_rng(0), job.workload
+    num_examples = workload.num_clients * workload.num_examples
+    shape = num_examples, *workload.shape
+    if job.dtype == np.uint8:
+        x = generator.integers(0, 256, shape, job.dtype)
+    else:
+        x = generator.random(shape, job.dtype)
+    y = generator.integers(0, 10, num_examples, np.int32)
+    domain = y % 2 if factories.facts(job.algorithm).needs_domains else None
+    parts = np.split(np.arange(num_examples), workload.num_clients)
+    return federation.of_parts(federation.examples(x, y, domain), parts)
 
 
 def _of_method(algorithm: str, num_clients: int = 32, **arguments: Any) -> Job:
@@ -172,9 +174,12 @@ def parts(job: Job) -> Parts:
             num_batches=batches if job.known and not platforms.on_cpu() else None,
             momentum=momentum,
         )
-    needed = {"step_size": workload.learning_rate} if algorithm == "qfedavg" else {}
+    facts = factories.facts(algorithm)
+    needed: dict[str, Any] = {"num_domains": 2} if facts.needs_domains else {}
+    if algorithm in _RATES:
+        needed[_RATES[algorithm]] = workload.learning_rate
     made = factories.algorithm(algorithm)(model, work, **needed, **job.arguments)
-    precision = job.precision or factories.facts(algorithm).precision
+    precision = job.precision or facts.precision
     at_once = job.at_once
     if at_once < 0:
         at_once = 1 if platforms.on_cpu() else 0
@@ -221,7 +226,7 @@ class Engine:
     def __init__(self, job: Job) -> None:
         self._job, self._num_calls = job, 0
         start, advance = parts(job)
-        self._data = noise(job.workload, job.dtype)
+        self._data = noise(job)
         keys = jax.random.split(jax.random.key(1), job.num_seeds)
         quick = platforms.quickest_to_compile()
         self.state = jax.jit(start, compiler_options=quick)(keys, self._data)
