@@ -206,7 +206,8 @@ def _paint_counts(axis: Axes, counts: np.ndarray, height: float, sizes: Sequence
     axis.tick_params(length=0)
     axis.axhline(num_holders - 1.5, color="black", lw=0.8)  # above the test
     if num_values <= _MOST_WRITTEN and height / num_holders > 0.1:
-        style: dict[str, Any] = dict(fontsize=5.5, ha="center", va="center")
+        size = min(7.5, 50 * height / num_holders)
+        style: dict[str, Any] = dict(fontsize=size, ha="center", va="center")
         for (row, column), number in np.ndenumerate(counts):
             color = "white" if share[row, column] > 0.6 * most else "black"
             axis.text(column, row, number or "", color=color, **style)

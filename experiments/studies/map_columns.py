@@ -20,6 +20,7 @@ class Shift(NamedTuple):
     is_unseen: bool = False  # whether the test shows a domain of the data that no client has
     preset: str = ""  # joined last
     by_rule: bool = False  # whether it is shown by rules that compare training domains, too
+    note: str = ""  # how to read its accuracies
 
     def fits(self, *, has_domains: bool) -> bool:
         """Whether it can be made of data that have, or do not have, domains of their own."""
@@ -92,6 +93,7 @@ LISTED: dict[str, Shift] = {
         domains="none",
         preset=",map_colour",
         by_rule=True,
+        note="75 is optimal; more follows the colour in reverse",
     ),
     "simpson": Shift("Simpson's paradox", (0.5, 0.8, 1), 1, _simpson, domains="none"),
     "quantity": Shift("quantity skew", (0.3, 1, 3), 3, _quantity),

@@ -85,6 +85,7 @@ def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[Cell]]) -> str:
         titles = [drawing.wrapped(title, 0.8, 8) for title in RULES.values()]
         axis.set_xticks(range(len(RULES)), titles, fontsize=8)
         axis.set_title(heading(place), fontweight="bold", fontsize=10)
+        axis.set_xlabel(SHIFTS[place.partition("=")[0]].note, fontsize=8)
         axis.xaxis.tick_top()
         axis.tick_params(length=0)
     axes[0].set_yticks(range(len(methods)), [*map(drawing.named, methods)], fontsize=9)
@@ -93,7 +94,7 @@ def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[Cell]]) -> str:
     every = [cell for of in by_rule.values() for cell in of]
     title = (
         f"{data}: test accuracy in percent, by the rule that selects setting and round\n"
-        "none: the rule picks nothing, as the training domains never agreed\n"
+        "none: the rule picks nothing, as the training domains never agreed after a difference\n"
         f"{_caption(every, ' by validation')}"
     )
     return drawings.saved(figure, path, title, dpi=150)

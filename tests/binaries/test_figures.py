@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
+from fedjax_inv import algorithms
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv_experiments import data_figures, evaluation, figures
 from fedjax_inv_experiments.data_figures import Holders
@@ -156,6 +157,7 @@ def test_a_method_has_its_colour_in_every_figure() -> None:
     assert few["fedprox"]["color"] == many["FedProx-epochs"]["color"]
     assert len({style["color"] for style in many.values()}) == len(many)
     assert figures.named("fedprox proximal=1.0") == "FedProx proximal=1.0"
+    assert {*figures.METHODS} == {*algorithms.LISTED}
 
 
 def test_panels_of_a_last_line_that_is_not_full(
