@@ -7,8 +7,8 @@ IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization" (arXiv 1907.02893),
 step of FedAvg. The paper leaves open how s_d^2 is taken from a minibatch: its code squares s_d of
 all examples, DomainBed multiplies the s_d of two halves. The authors' code starts the penalty after
 a warm-up, and then divides the objective by it. They add the risks of all domains with equal
-weights; R is the whole batch's here, so that the warm-up is FedAvg. With one
-domain it is FedIPG on a linear classifier.
+weights; R is the whole batch's here, so that the warm-up is FedAvg. With one domain it is FedIPG on
+a linear classifier.
 """
 
 import jax
