@@ -64,15 +64,14 @@ def federation(
 ) -> Federation:
     """Return clients of these sizes, by default with 8-bit images, brighter for a higher class.
 
-    Each of these examples has a domain.
-    No client has the last four examples, nor the last 8 rows of the order. Of other data the first
-    sum(sizes) + 4 examples are taken.
+    Each of these examples has a domain, drawn apart from its class. No client has the last four
+    examples, nor the last 8 rows of the order. Of other data the first sum(sizes) + 4 are taken.
     """
     rng, number = np.random.default_rng(seed), sum(sizes) + 4
     if data is None:
         y = rng.integers(0, NUM_CLASSES, number)
         x = rng.integers(0, 120, (number, *IMAGE)) + 60 * y[:, None, None, None]
-        domain = np.random.default_rng(seed).integers(0, NUM_DOMAINS, number)
+        domain = np.random.default_rng([seed, 1]).integers(0, NUM_DOMAINS, number)
         data = federations.examples(x.astype(np.uint8), y.astype(np.int32), domain)
     data = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:number], data)
     parts = np.split(rng.permutation(sum(sizes)), np.cumsum(sizes)[:-1])

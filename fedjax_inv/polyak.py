@@ -26,7 +26,7 @@ class Server(NamedTuple):
 
     training: Tree
     wrapped: Tree  # the average, of what is no float the newest
-    total: Array  # [] the sum of the weights of the networks, that of the newest is 1
+    total: Array  # [] the sum of the weights of the networks, that of the newest is 1; 0 before
 
 
 def moved(average: Tree, new: Tree, share: Array) -> Tree:
@@ -65,12 +65,13 @@ def averaged(
 
     def init_server(setup: Setup) -> Server:
         server = algorithm.init_server(setup)
-        return Server(server, server, jnp.ones(()))
+        return Server(server, server, jnp.zeros(()))
 
     def after_round(server: Server, round: Array) -> Server:
         training = inner(server.training, round)
-        total = jnp.where(round > first, decay * server.total + 1, 1.0)
-        return Server(training, moved(server.wrapped, training, 1 / total), total)
+        total = jnp.where(round < first, 0.0, decay * server.total + 1)
+        share = 1 / jnp.maximum(total, 1)  # before `first` the network itself
+        return Server(training, moved(server.wrapped, training, share), total)
 
     exchanges = tuple(wrapping.lift(each, "training") for each in algorithm.exchanges)
     around = wrapping.around(algorithm, init_server, exchanges)

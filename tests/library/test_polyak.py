@@ -20,13 +20,14 @@ from fedjax_inv.types import Algorithm, Model, Work
 FEDERATION = federations.federation()
 
 
-@pytest.mark.parametrize(("decay", "first"), [(0.7, 0), (1.0, 1), (0.4, 2)])
+@pytest.mark.parametrize(("decay", "first"), [(0.7, 0), (1.0, 1), (0.4, 2), (0.6, 4)])
 def test_the_average_is_the_weighted_mean_of_the_networks_of_the_rounds(
     decay: float, first: int
 ) -> None:
     with jax.enable_x64(True):
         held, plain = linear.held(), fedavg(linear.MODEL, linear.work())
-        attend = (*linear.ATTEND, (), (0, 2))  # nobody attends the fourth round
+        # Nobody attends the first round and the fifth.
+        attend = ((), *linear.ATTEND, (), (0, 2))
         alone = linear.run(plain, held, attend)
         averaged = polyak.averaged(plain, decay=decay, first=first)
         states = linear.run(averaged, held, attend)
