@@ -317,8 +317,9 @@ def _check_start(assembled: Assembled, cell: Cell) -> None:
     built = algorithm(config, cell, model, assembled.task, hyper)
     of_seed = assembled.splits[cell.held_out].values()
     split, known = next(iter(of_seed)), build.facts(config, cell.algorithm)
-    is_mixed = any(federation.mixes_domains(each, pooled=known.pooled) for each in of_seed)
-    if known.needs_domains and not is_mixed:
+    if known.needs_domains and not any(
+        federation.mixes_domains(each, pooled=known.pooled) for each in of_seed
+    ):
         text = "needs examples of several domains in a client; --partition=mixed deals such"
         raise flag_error("algorithm", cell.algorithm, text)
     number = 1 if known.pooled else len(split.domain)

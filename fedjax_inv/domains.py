@@ -1,9 +1,9 @@
-"""The domains inside a client's batch, and FedAvg with a penalty on how they differ.
+"""The domains inside a client's batch, and the gradient of a penalty on how they differ.
 
     minimise  R(w) + penalty P(w)
 
-R is the risk of the whole batch, so a penalty of 0 is FedAvg; for equally many examples it is the
-mean over domains, as in the papers. A domain without a real example in the batch is left out of P.
+R is the risk of the whole batch, so that a penalty of 0 is FedAvg; for equally many examples it is
+the mean over domains, as in the papers. P leaves out a domain without a real example in the batch.
 
 Axis letters: D domains, B batch, F numbers of an example.
 """
@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives
-from fedjax_inv.aggregators import Weight
+from fedjax_inv import checks, objectives
 from fedjax_inv.algorithms.fedipg import penalty_schedule
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import (
-    Algorithm,
     Array,
     Batch,
     GradFn,
@@ -29,7 +27,6 @@ from fedjax_inv.types import (
     Step,
     Variables,
     Visit,
-    Work,
 )
 
 # (features of the body [B, ...], outputs [B, ...], batch, members [D, B]) -> P, []
@@ -78,30 +75,17 @@ def forward(
 
 def penalised(
     model: Model,
-    work: Work,
+    loss: Loss,
     penalty_of: Penalty,
-    *,
-    num_domains: int,
     penalty: float | Array,
     warmup_rounds: int,
-    scale_loss: bool,
-    loss: Loss,
-    server_optimizer: optax.GradientTransformation,
-    weighting: str | Weight,
-) -> Algorithm:
-    """Return FedAvg with a penalty; it reports R as "loss" and P as "penalty".
+    num_domains: int,
+    *,
+    scale_loss: bool = False,
+) -> Callable[[Visit], GradFn]:
+    """Return visit -> the gradient of R + penalty P; a step reports R as "loss", P as "penalty".
 
-    Args:
-      model: the network.
-      work: local training.
-      penalty_of: P.
-      num_domains: D.
-      penalty: the weight of P.
-      warmup_rounds: rounds before the penalty starts.
-      scale_loss: whether the objective is divided by max(1, penalty).
-      loss: the objective of local training.
-      server_optimizer: the optimizer of the server, on the mean delta.
-      weighting: how much a client counts in that mean.
+    The penalty starts after `warmup_rounds`; `scale_loss` divides by max(1, penalty).
     """
     penalty_at = penalty_schedule(penalty, warmup_rounds, 0.0)
     checks.integer("num_domains", num_domains)
@@ -125,6 +109,4 @@ def penalised(
 
         return grad_fn
 
-    return averaging.averaging(
-        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
-    )
+    return gradient_from

@@ -5,16 +5,16 @@
 
 IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization" (arXiv 1907.02893), here in each local
 step of FedAvg. The paper leaves open how s_d^2 is taken from a minibatch: its code squares s_d of
-all examples, DomainBed multiplies the s_d of two halves. The authors' code starts the penalty after
-a warm-up, and then divides the objective by it. They add the risks of all domains with equal
-weights; R is the whole batch's here, so that the warm-up is FedAvg. With one domain it is FedIPG on
-a linear classifier.
+all examples, DomainBed multiplies the s_d of two halves. Both have a penalty of 1 in a warm-up, 0
+here, and the authors' code later divides the objective by the penalty. They add the risks of all
+domains with equal weights; R is the whole batch's here, so that the warm-up is FedAvg. With one
+domain it is FedIPG on a linear classifier.
 """
 
 import jax
 import optax
 
-from fedjax_inv import checks, domains, objectives
+from fedjax_inv import averaging, checks, domains, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms.fedipg import half_masks
 from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
@@ -61,15 +61,9 @@ def irm(
         first, second = (slopes(loss, outputs, batch, each) for each in parts)
         return objectives.masked_mean(first * second, members.any(1))
 
-    return domains.penalised(
-        model,
-        work,
-        penalty_of,
-        num_domains=num_domains,
-        penalty=penalty,
-        warmup_rounds=warmup_rounds,
-        scale_loss=scale_loss,
-        loss=loss,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+    gradient_from = domains.penalised(
+        model, loss, penalty_of, penalty, warmup_rounds, num_domains, scale_loss=scale_loss
+    )
+    return averaging.averaging(
+        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )

@@ -62,15 +62,7 @@ def mmd(
         del outputs, batch
         return distance(averaging.embedding(features), members)
 
-    return domains.penalised(
-        model,
-        work,
-        penalty_of,
-        num_domains=num_domains,
-        penalty=penalty,
-        warmup_rounds=warmup_rounds,
-        scale_loss=False,
-        loss=loss,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+    gradient_from = domains.penalised(model, loss, penalty_of, penalty, warmup_rounds, num_domains)
+    return averaging.averaging(
+        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )

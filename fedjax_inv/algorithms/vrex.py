@@ -11,7 +11,8 @@ Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation"
 there over domains, in every gradient step, with the sum of the losses; here over clients, all with
 the same weight, with their mean, and with a factor that holds for a round. One full-batch step of
 m clients is the paper's with m times beta and 1 / m of the rate. The authors' code for two domains
-has (R_1 - R_2)^2, which is four times the variance, after a warm-up, and then divides by beta.
+has (R_1 - R_2)^2, which is four times the variance, with a beta of 1 in a warm-up, here 0, and then
+divides by beta.
 """
 
 from typing import NamedTuple

@@ -5,12 +5,13 @@
 Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688),
 here in each local step of FedAvg; `vrex` has the clients' risks in place of the domains'. The paper
 adds the risks of all domains, DomainBed takes their mean; R is the whole batch's here, so that a
-penalty of 0 is FedAvg. The authors' code has a warm-up, and then divides by the penalty.
+penalty of 0 is FedAvg. Both have a penalty of 1 in a warm-up, here 0, and the authors' code later
+divides by the penalty.
 """
 
 import optax
 
-from fedjax_inv import domains, objectives
+from fedjax_inv import averaging, domains, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
 
@@ -42,15 +43,9 @@ def vrex_domains(
         risks = domains.risks_of(loss, outputs, batch, members)
         return domains.spread(risks[:, None], members.any(1))
 
-    return domains.penalised(
-        model,
-        work,
-        penalty_of,
-        num_domains=num_domains,
-        penalty=penalty,
-        warmup_rounds=warmup_rounds,
-        scale_loss=scale_loss,
-        loss=loss,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+    gradient_from = domains.penalised(
+        model, loss, penalty_of, penalty, warmup_rounds, num_domains, scale_loss=scale_loss
+    )
+    return averaging.averaging(
+        model, work, gradient_from, server_optimizer=server_optimizer, weighting=weighting
     )

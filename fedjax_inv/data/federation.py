@@ -422,7 +422,9 @@ def test_shards(
 
 def mixes_domains(split: Split, *, pooled: bool) -> bool:
     """Return whether a client has several domains, or all clients together if they are pooled."""
-    return bool((split.domain < 0).any() or (pooled and len({*split.domain.tolist()}) > 1))
+    domain, clients = np.asarray(split.train.data.domain), parts_of(split.train)
+    held = [np.concatenate(clients)] if pooled else clients
+    return any(len(np.unique(domain[rows])) > 1 for rows in held)
 
 
 def pooled(federation: Federation) -> Federation:

@@ -50,6 +50,14 @@ def watching(model: Model, work: Work, *, num_domains: int) -> Algorithm:
 
 
 watching.FACTS = Facts(needs_domains=True)  # type: ignore[attr-defined]
+
+
+def pooled(model: Model, work: Work, *, num_domains: int) -> Algorithm:
+    """The same of the examples of all clients."""
+    return watching(model, work, num_domains=num_domains)
+
+
+pooled.FACTS = Facts(pooled=True, needs_domains=True)  # type: ignore[attr-defined]
 MODEL = models.mlp(2, widths=(3,))
 FEW: dict[str, Any] = {"rounds": 2, "batch_size": 7, "grid": {"seed": [0, 1]}}
 
@@ -74,7 +82,9 @@ def test_clients_of_a_list_are_domains_and_copies_keep_theirs() -> None:
     for client, part in enumerate(parts):
         x[part, 0] = client
     each = [(x[part], DATASET.y[part]) for part in parts]
-    history = plan(watching, MODEL, each, test=each[0], devices=1, **FEW).train().history
+    history = plan(pooled, MODEL, each, test=each[0], devices=1, **FEW).train().history
+    with pytest.raises(UsageError, match="algorithm"):
+        plan(watching, MODEL, each, devices=1, **FEW)
     np.testing.assert_array_equal(history["train_wrong"], 0)
     np.testing.assert_array_equal(history["train_of"], 3)
     data = federation.examples(DATASET.x, DATASET.y, DOMAIN)
