@@ -13,8 +13,6 @@ itself does not upload it. The server never sends b_i. Clients have equal weight
 release; the paper has n_i / n.
 """
 
-from collections.abc import Callable
-
 import jax.numpy as jnp
 import optax
 
@@ -50,20 +48,17 @@ def fedbn(
     loss: Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
-    is_local: Callable[[tuple[str, ...]], bool] = in_norm,
 ) -> Algorithm:
     """Return FedBN (Li et al. 2021, Algorithm 1). A client's own state is its local variables.
 
     Args:
       server_optimizer: the server's optimizer, on the mean delta of the shared parameters.
-      is_local: path -> whether the variable stays with its client (`tree.partition`); if nothing
-        is local, this is FedAvg.
     """
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
     def local_part(variables: Variables) -> Variables:
-        return tree.partition(variables, is_local)[0]
+        return tree.partition(variables, in_norm)[0]
 
     def start(visit: Visit) -> Local:
         return work.init(tree.combine(visit.own.variables, visit.message.variables))
@@ -87,7 +82,7 @@ def fedbn(
         remember=lambda visit, trained: averaging.Own(
             local_part(trained.local.variables), jnp.bool_(True)
         ),
-        shared=lambda variables: tree.partition(variables, is_local)[1],
+        shared=lambda variables: tree.partition(variables, in_norm)[1],
         serve=serve,
         # The mean over the clients of the latest round; before it the initial variables.
         side=averaging.SideState(

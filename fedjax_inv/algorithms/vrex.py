@@ -90,9 +90,9 @@ def vrex(
     def gradient_from(visit: Visit) -> GradFn:
         now = jnp.where(visit.round < warmup_rounds, 0, beta)
         weight = factor(visit.own.risk, visit.message.side, now)
-        weight /= jnp.maximum(1, now) if scale_loss else 1
         # A loss that was dropped, for example because it was NaN, left an older state.
         weight = jnp.where(visit.own.round == visit.round, weight, 1)
+        weight /= jnp.maximum(1, now) if scale_loss else 1
 
         def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
             step = risk_gradient(variables, batch, key)

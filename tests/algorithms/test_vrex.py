@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import linear_networks as linear
+from fedjax_inv import objectives
 from fedjax_inv.algorithms import vrex
 
 BETA = 0.5
@@ -61,6 +62,24 @@ def test_the_variance_counts_after_the_warm_up_and_may_be_divided_by_its_weight(
         start = linear.weights_of(linear.run(late, held, [])[0])
         linear.assert_weights(first, expected(start, 0.0))
         linear.assert_weights(second, expected(linear.weights_of(first), beta))
+
+
+def test_a_client_without_a_loss_steps_along_its_risk_alone() -> None:
+    """The loss of the first exchange, in batches of three, is NaN and dropped."""
+    beta = 4.0
+
+    def loss(outputs: Any, y: Any, mask: Any) -> Any:
+        return objectives.cross_entropy(outputs, y, mask) * (jnp.nan if len(y) == 3 else 1)
+
+    with jax.enable_x64(True):
+        held, everyone = linear.held(), [range(len(linear.SIZES))]
+        settings: dict[str, Any] = {"beta": beta, "scale_loss": True, "loss_batch_size": 3}
+        scaled = vrex.vrex(linear.MODEL, linear.work(1), loss=loss, **settings)
+        start, end = linear.run(scaled, held, everyone, drop_nonfinite=True)
+        w, examples = linear.weights_of(start), linear.examples_of(held)
+        moved = [linear.trained(w, each, num_steps=1) for each in examples if len(each[1])]
+        mean = linear.mean(moved, np.ones(len(moved)))
+        linear.assert_weights(end, [a + d / beta for a, d in zip(w, mean, strict=True)])
 
 
 def test_one_full_step_descends_mean_and_variance() -> None:
