@@ -17,16 +17,7 @@ from fedjax_inv.data.federation import Split, Splits
 from fedjax_inv.fit import LOCAL, LocalTraining, plan
 from fedjax_inv.models import Scaling
 from fedjax_inv.plan import Plan
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Examples,
-    Federation,
-    Model,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv.types import Algorithm, Array, Examples, Federation, Model, Tree, Variables, Work
 
 from . import build, grid, machine, scaling
 from . import data as data_flags
@@ -242,17 +233,7 @@ def assemble(
         splits, copied = _with_wrong_labels(config, first, splits)
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     assembled = Assembled(
-        config,
-        loaded,
-        first,
-        model,
-        cells,
-        data,
-        source,
-        splits,
-        variables,
-        task,
-        scalers={},
+        config, loaded, first, model, cells, data, source, splits, variables, task, scalers={}
     )
     _check_watching(assembled)
     if any([_check_stream(assembled, cell) for cell in cells]):

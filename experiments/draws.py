@@ -51,10 +51,7 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 
 def hypers(
-    config: Config,
-    algorithm: str,
-    given: Mapping[str, Sequence[Any]],
-    settings: Collection[str],
+    config: Config, algorithm: str, given: Mapping[str, Sequence[Any]], settings: Collection[str]
 ) -> list[dict[str, Any]]:
     """The different draws of an algorithm's hyperparameters.
 

@@ -140,10 +140,7 @@ def owned(name: str, inner: Axis | None = None) -> Axis:
 
 
 def over(
-    mesh: Mesh,
-    fn: Callable[..., Tree],
-    in_specs: Tree = _WHOLE,
-    out_specs: Tree = _WHOLE,
+    mesh: Mesh, fn: Callable[..., Tree], in_specs: Tree = _WHOLE, out_specs: Tree = _WHOLE
 ) -> Callable[..., Tree]:
     """Return `fn` of arrays run on every device of a mesh.
 

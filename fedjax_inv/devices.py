@@ -256,10 +256,7 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
     def place(
-        self,
-        data: Examples,
-        inputs: T,
-        put: Callable[[Tree, NamedSharding], Tree] | None = None,
+        self, data: Examples, inputs: T, put: Callable[[Tree, NamedSharding], Tree] | None = None
     ) -> tuple[Examples, T]:
         """Place data and inputs, equal on each process, on the devices as the program expects them.
 

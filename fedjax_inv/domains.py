@@ -17,17 +17,7 @@ import optax
 from fedjax_inv import checks, objectives
 from fedjax_inv.algorithms.fedipg import penalty_schedule
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Array,
-    Batch,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Step,
-    Variables,
-    Visit,
-)
+from fedjax_inv.types import Array, Batch, GradFn, Halves, Loss, Model, Step, Variables, Visit
 
 # (features of the body [B, ...], outputs [B, ...], batch, members [D, B]) -> P, []
 Penalty = Callable[[Array, Array, Batch, Array], Array]

@@ -12,15 +12,7 @@ import numpy as np
 
 from fedjax_inv import devices, local, objectives, tree
 from fedjax_inv.rounds import State
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Federation,
-    Loss,
-    Shard,
-    Tree,
-)
+from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
 
 _PERSONAL_BATCH = 128  # the largest batch of a personal model, which predicts for one client
 

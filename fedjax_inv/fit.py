@@ -218,12 +218,7 @@ def _seeds(runs: Sequence[Run]) -> list[int]:
 
 
 def _inputs(
-    runs: Sequence[Run],
-    splits: Splits,
-    evaluations: Evaluations,
-    num_classes: int,
-    *,
-    pooled: bool,
+    runs: Sequence[Run], splits: Splits, evaluations: Evaluations, num_classes: int, *, pooled: bool
 ) -> Inputs:
     return program.inputs(
         runs,

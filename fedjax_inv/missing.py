@@ -20,17 +20,7 @@ import optax
 
 from fedjax_inv import aggregators, checks, tree, wrapping
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Reply,
-    Setup,
-    Slots,
-    Tree,
-    Visit,
-)
+from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, Reply, Setup, Slots, Tree, Visit
 
 
 class Memory(NamedTuple):

@@ -10,15 +10,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import (
-    communication,
-    evaluation,
-    models,
-    objectives,
-    platforms,
-    rounds,
-    stopping,
-)
+from fedjax_inv import communication, evaluation, models, objectives, platforms, rounds, stopping
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.grid import Inputs
 from fedjax_inv.types import (

@@ -8,15 +8,7 @@ import operator
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    InitServer,
-    Tree,
-    Variables,
-)
+from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, InitServer, Tree, Variables
 
 
 @runtime_checkable

@@ -30,14 +30,7 @@ from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
 from ..grid import Cell
 from ..start import printable
 from . import cell as cells
-from . import (
-    checkpoints,
-    events,
-    files,
-    initial,
-    provenance,
-    records,
-)
+from . import checkpoints, events, files, initial, provenance, records
 from . import folder as folders
 from .signals import Stop
 

@@ -72,10 +72,7 @@ LISTED: dict[str, Method] = {
     "fediir": Method("fediir", "penalty", (0.001, 0.01, 0.1)),
     "fedipg": Method("fedipg", "penalty", (0.001, 0.01, 0.1)),
     "fedipg-large": Method(
-        "fedipg",
-        "penalty",
-        (1.0, 100.0, 10000.0),
-        ("--set=penalty_on=classifier", *_LARGE),
+        "fedipg", "penalty", (1.0, 100.0, 10000.0), ("--set=penalty_on=classifier", *_LARGE)
     ),
     # With the length that a round has (step_size=none) all clients leave at most rates.
     "exit_strategy": Method(

@@ -31,10 +31,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "FedAvg": ("--algorithm=fedavg", _RATES),
     "IRM": (*_IRM, *_LATER),
     "IRM-at-once": (*_IRM, _AT_ONCE),
-    "V-REx": (
-        *("--algorithm=vrex_domains", f"--set=penalty={_LARGE}"),
-        *(*_LATER, *_POOLED),
-    ),
+    "V-REx": (*("--algorithm=vrex_domains", f"--set=penalty={_LARGE}"), *(*_LATER, *_POOLED)),
     "GroupDRO": ("--algorithm=group_dro", "--set=step_size=0.01,0.1", *_POOLED),
     "Fishr": ("--algorithm=fishr", f"--set=penalty={_LARGE}", "--set=warmup_rounds=20", *_POOLED),
     "CORAL": ("--algorithm=coral", "--set=penalty=1.0,10.0", *_POOLED),

@@ -20,15 +20,7 @@ import optax
 from fedjax_inv import averaging, checks, objectives
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Loss,
-    Model,
-    Reply,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Algorithm, Array, Loss, Model, Reply, Visit, Work
 
 
 def ditto(

@@ -30,9 +30,5 @@ def fedavg(
     """
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(
-        model,
-        work,
-        lambda visit: grad_fn,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+        model, work, lambda visit: grad_fn, server_optimizer=server_optimizer, weighting=weighting
     )

@@ -17,17 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, objectives, servers, tree
-from fedjax_inv.types import (
-    Algorithm,
-    Facts,
-    Local,
-    Loss,
-    Model,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Algorithm, Facts, Local, Loss, Model, Tree, Variables, Visit, Work
 
 FACTS = Facts(needs_norm=True)
 

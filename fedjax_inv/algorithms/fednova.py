@@ -22,15 +22,7 @@ from fedjax_inv import aggregators, averaging, checks, objectives, tree
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Loss,
-    Model,
-    Trained,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Visit, Work
 
 
 def effective_steps(

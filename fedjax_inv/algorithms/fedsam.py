@@ -73,9 +73,5 @@ def fedsam(
     checks.real("rho", rho)
     grad_fn = at_ascended(averaging.gradient(model, loss), rho)
     return averaging.averaging(
-        model,
-        work,
-        lambda visit: grad_fn,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+        model, work, lambda visit: grad_fn, server_optimizer=server_optimizer, weighting=weighting
     )

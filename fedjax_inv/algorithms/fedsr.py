@@ -148,11 +148,7 @@ def fedsr(
     checks.real("cmi", cmi)
     grad_fn = _gradient(model, loss, l2r, cmi)
     training = averaging.averaging(
-        model,
-        work,
-        lambda visit: grad_fn,
-        server_optimizer=server_optimizer,
-        weighting=weighting,
+        model, work, lambda visit: grad_fn, server_optimizer=server_optimizer, weighting=weighting
     )
 
     def init_server(setup: Setup) -> servers.Server:

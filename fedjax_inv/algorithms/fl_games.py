@@ -350,12 +350,7 @@ def _response_gradient(
 
 
 def _responses(
-    model: Model,
-    work: Work,
-    loss: Loss,
-    memory: int,
-    attends: Attends,
-    mixed: Callable[..., Array],
+    model: Model, work: Work, loss: Loss, memory: int, attends: Attends, mixed: Callable[..., Array]
 ) -> Exchange:
     """The players' exchange: a best response to the opponents' last actions."""
 

@@ -18,18 +18,7 @@ import optax
 
 from fedjax_inv import averaging, checks, domains, local, objectives
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    Halves,
-    Local,
-    Loss,
-    Model,
-    Step,
-    Work,
-)
+from fedjax_inv.types import Algorithm, Array, Batch, Facts, Halves, Local, Loss, Model, Step, Work
 
 FACTS = Facts(needs_domains=True)
 

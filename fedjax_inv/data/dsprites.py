@@ -94,10 +94,7 @@ def _in_heart(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def load(
-    shapes: Sequence[str] = ("square", "ellipse"),
-    *,
-    num_images: int | None = 20_000,
-    seed: int = 0,
+    shapes: Sequence[str] = ("square", "ellipse"), *, num_images: int | None = 20_000, seed: int = 0
 ) -> Dataset:
     """Render M random images of one or several shapes, [M, 64, 64, 1], 0 or 255, of one domain.
 

@@ -55,10 +55,7 @@ class Patched(NamedTuple):
 
 
 def rotated(
-    dataset: Dataset,
-    angles: Sequence[float],
-    seed: int,
-    shares: Sequence[float] | None = None,
+    dataset: Dataset, angles: Sequence[float], seed: int, shares: Sequence[float] | None = None
 ) -> Dataset:
     """Deal the images to angles in turn, after a shuffle, and rotate each by its angle.
 
@@ -274,10 +271,7 @@ def _environments(
     flip = np.array([*flips, test_flip])[domain]
     cue = (y + (rng.random(num_examples) < flip)) % num_classes
     drawn = dataset._replace(
-        y=y.astype(np.int32),
-        domain=domain,
-        domains=domains,
-        test=np.zeros(num_examples, bool),
+        y=y.astype(np.int32), domain=domain, domains=domains, test=np.zeros(num_examples, bool)
     )
     return drawn, cue.astype(np.int32)
 
