@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, objectives
+from fedjax_inv import checks, objectives, tree
 from fedjax_inv.algorithms.fedipg import penalty_schedule
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Batch, GradFn, Halves, Loss, Model, Step, Variables, Visit
@@ -89,7 +89,7 @@ def penalised(
             def objective(params: Halves) -> tuple[Array, tuple[Halves, Array, Array]]:
                 features, outputs, stats = forward(model, params, variables.stats, batch, key)
                 risk = loss(outputs, batch.y, batch.mask)
-                value = penalty_of(features, outputs, batch, members)
+                value = penalty_of(tree.wide(features), outputs, batch, members)
                 return risk + now * value, (stats, risk, value)
 
             grads, (stats, risk, value) = jax.grad(objective, has_aux=True)(variables.params)

@@ -6,6 +6,7 @@ Derivatives are by complex steps, which have no rounding of their own.
 import importlib
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,10 +16,10 @@ import pytest
 
 import linear_networks as linear
 from federations import assert_same_bits, cohort
-from fedjax_inv import algorithms, devices, local, rounds
+from fedjax_inv import algorithms, devices, domains, local, rounds
 from fedjax_inv.algorithms import fedavg, fedipg, fish, fishr, group_dro, irm
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Algorithm, Federation
+from fedjax_inv.types import Algorithm, Batch, Federation, Halves, Variables
 
 D = 4  # the last has no examples
 Rows = list[np.ndarray]  # of each domain that is in the batch
@@ -168,6 +169,29 @@ def test_penalised_rounds_are_loops_over_domains(name: str) -> None:
             return lambda grads, w: derivative(objective, w)
 
         assert_rounds(factory(linear.MODEL, linear.work(2), num_domains=D, **settings), change)
+
+
+def test_features_of_bfloat16_are_compared_in_float32() -> None:
+    """Of a network whose body computes in less: a sum of 301 ones would be 300."""
+
+    def encode(params: Any, *others: Any) -> Any:
+        return jax.numpy.ones((301, 1), "bfloat16") * params.astype("bfloat16"), ()
+
+    model = linear.MODEL._replace(
+        encode=encode, decode=lambda params, stats, x, *others: (0 * x.astype("float32"), ())
+    )
+    gradient_from = domains.penalised(
+        model,
+        lambda outputs, y, mask: outputs.sum(),
+        lambda features, outputs, batch, members: (members * features.T).sum(),
+        *(1.0, 0, 1),
+    )
+    visit: Any = SimpleNamespace(round=0)
+    ones = jax.numpy.ones(301)
+    variables = Variables(Halves(jax.numpy.ones(()), jax.numpy.ones(())), Halves((), ()))
+    batch = Batch(ones, ones, ones > 0, jax.numpy.zeros(301, int))
+    step: Any = gradient_from(visit)
+    assert step(variables, batch, jax.random.key(0)).metrics["penalty"] == 301
 
 
 def test_fishr_is_a_loop_over_domains_with_a_moving_average() -> None:
