@@ -17,6 +17,8 @@ from fedjax_inv.data.federation import Split, parts_of
 
 from . import figures
 from .assemble import Assembled
+from .grid import Cell
+from .running import summary
 
 # The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
@@ -44,8 +46,8 @@ class Holders(NamedTuple):
     sizes: list[tuple[int, int, int]]  # training, validation, test (or unseen)
 
 
-def holders_of(split: Split, is_wrong: np.ndarray) -> Holders:
-    """The holders of a split. is_wrong: [M] which rows have wrong labels."""
+def holders_of(cell: Cell, split: Split, is_wrong: np.ndarray) -> Holders:
+    """The holders of a split of a cell. is_wrong: [M] which rows have wrong labels."""
     train, valid = parts_of(split.train), parts_of(split.valid)
     others = [parts_of(each)[0] for each in (*split.unseen.values(), split.test)]
     rows = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
@@ -54,7 +56,9 @@ def holders_of(split: Split, is_wrong: np.ndarray) -> Holders:
         wrong = ", wrong labels" if is_wrong[mine].any() else ""
         names.append(f"{client}: {split.domains[domain] if domain >= 0 else 'mixed'}{wrong}")
     domain = split.test_domain[0]
-    names += [kind.replace("_", " ") for kind in split.unseen]
+    for kind in split.unseen:
+        about = "unseen domain: " if kind == "unseen_domain" else ""
+        names.append(about + summary.unseen_name(cell, kind))
     names.append("test split" if domain < 0 else f"held out: {split.domains[domain]}")
     sizes = [(len(t), len(v), 0) for t, v in zip(train, valid, strict=True)]
     return Holders(names, [*rows, *others], [*sizes, *((0, 0, len(each)) for each in others)])
@@ -69,7 +73,8 @@ def shown(assembled: Assembled, held_out: str | None) -> tuple[Dataset, Holders,
     dataset, split = assembled.as_seen(held_out, seed)
     is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
     title = f"{assembled.config.title}, held out: {held_out or 'test split'}, seed {seed}"
-    return dataset, holders_of(split, is_wrong), is_wrong, title
+    cell = next(each for each in assembled.cells if each.held_out == held_out)
+    return dataset, holders_of(cell, split, is_wrong), is_wrong, title
 
 
 def cues(dataset: Dataset) -> dict[str, np.ndarray]:

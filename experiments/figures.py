@@ -21,6 +21,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
+from fedjax_inv.data.federation import UNSEEN
+
 from . import selection, tables
 from .metrics import Measure
 from .running import files, log
@@ -260,8 +262,8 @@ def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None
 _SPREAD = 10  # the ratio of the largest error to the smallest from which an axis is logarithmic
 # Of the lines in curves of examples that no client holds, besides the test.
 _PALE: dict[str, dict[str, Any]] = {
-    "unseen_domain": {"lw": 1.2, "alpha": 0.4},
-    "unseen_clients": {"lw": 1.2, "alpha": 0.4, "mfc": "white"},
+    "unseen domain": {"lw": 1.2, "alpha": 0.4},
+    "clients never seen (white markers)": {"lw": 1.2, "alpha": 0.4, "mfc": "white"},
 }
 MOST_DOTS = 120  # the most domains or clients, over all algorithms, that get a dot each
 
@@ -339,11 +341,12 @@ def _curves(drawn: Drawn, title: str) -> Figure:
         of_runs = [[line for line in lines if line.run == index] for index in one.indices]
         rounds = [line.round for line in of_runs[0]]
         how = styles(labels)[one.label] | {"markevery": spaced(len(rounds), number)}
-        for kind in (domain.split for domain in of_runs[0][0].domains.values()):
-            if kind in _PALE:
+        splits = {domain.split for domain in of_runs[0][0].domains.values()}
+        for kind, (name, pale) in zip(UNSEEN, _PALE.items(), strict=True):
+            if kind in splits:
                 unseen = np.array([[selection.score_on(x, kind) for x in run] for run in of_runs])
-                draw_mean(axis, rounds, one.measure.factor * unseen, 0, **how | _PALE[kind])
-                kinds[kind] = f"; pale: {kind.replace('_', ' ')}"
+                draw_mean(axis, rounds, one.measure.factor * unseen, 0, **how | pale)
+                kinds[kind] = f"; pale: {name}"
         for name, more in (("test", {"lw": 1.8}), ("validation", {"lw": 0.7, "mfc": "white"})):
             scores = [[line[f"{name}_score"] for line in of_run] for of_run in of_runs]
             shade = min(0.15, 0.5 / len(labels)) * (name == "test")

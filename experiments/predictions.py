@@ -91,12 +91,15 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     sample = jax.tree.map(lambda leaf: leaf[:1], old.x)
     seen = jax.eval_shape(old.render, sample) if old.render else sample
     here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
-    if here != there:
+    is_image = isinstance(there, list) and len(there) == 3
+    # Images of files have one channel if all are grey.
+    channels = 3 if is_image and there[2] == 3 and here == [*there[:2], 1] else 1
+    if here != there and channels == 1:
         raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
     y, parts = known_targets(where, new, old), []
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
-        x = jax.tree.map(lambda leaf, some=rows: leaf[some], new.x)
+        x = jax.tree.map(lambda leaf, some=rows: leaf[some].repeat(channels, -1), new.x)
         parts.append(Part(name, "new", -1, rows, x, y[rows], new.domain[rows]))
     return parts
 

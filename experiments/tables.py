@@ -399,6 +399,7 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
         "setting": ("setting", "first"),
         "at round": ("round", "mean"),
         "validation*": ("validation", "score"),
+        "domains left out*": ("left_out", "score"),
         "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
     }

@@ -132,10 +132,11 @@ def inputs(
 
     detailed = None
     if num_classes:
-        by_class = [federations.by_class(split.test, num_classes) for split in chosen]
+        # Of the test of all runs: a domain that one leaves out may lack a class.
+        by_class = [federations.by_class(splits[seed].test, num_classes) for seed in seeds]
         test_shards = [
-            federations.test_shards(split, num_classes, seed, source=source)
-            for seed, split in zip(seeds, chosen, strict=True)
+            federations.test_shards(splits[seed], num_classes, seed, source=source)
+            for seed in seeds
         ]
         detailed = Detailed(shared(_padded(by_class)), of_clients(_padded(test_shards)))
     return Inputs(

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import assemble, config, finished, selection
+from fedjax_inv_experiments import assemble, config, finished, selection, tables
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log
 from runs import Ran, go_on, halved, metrics, ran, states
@@ -50,6 +50,8 @@ def test_the_rule_sees_the_mean_score_on_the_domains_left_out(done: Ran) -> None
     picked = selection.choose("fedavg", result, "leave_one_out")
     assert picked is not None
     assert [run.seed for run in picked.runs] == [0, 3]
+    best = tables.winners_table([picked])
+    assert best["domains left out, %"].str.contains("±").all()
     # The network that is kept is that of the run on all domains.
     runs = finished.open("run", done.folder)
     for index, line in enumerate(picked.selected):
@@ -75,6 +77,22 @@ def test_nothing_of_the_domain_enters_the_training(done: Ran) -> None:
             rows = rows[~left_out]
         assert int(inputs.train.size[index].sum()) == len(rows)
         np.testing.assert_allclose(scaling.shift[index], x[rows].mean() / 255, rtol=1e-4)
+
+
+def test_scores_by_class_are_of_the_same_test_for_all_runs() -> None:
+    flags = {"angles": (0, 30, 60), "held_out": "60", "imbalance": 1000.0, "max_examples": 400}
+    chosen = config.of(**flags, leave_one_out=True, watch_classes=True, widths=(8,))
+    made = assemble.assemble(chosen)
+    split = made.splits["60"][0]
+    tests = (split.test, *(federation.without(split, out).test for out in DOMAINS))
+    expected, *others = (
+        np.bincount(np.asarray(made.data.y)[federation.parts_of(test)[0]], minlength=10)
+        for test in tests
+    )
+    assert any(0 in counts for counts in others)  # a domain that is left out lacks a class
+    inputs = made.plan(made.cells[0]).inputs
+    assert inputs.detailed is not None
+    np.testing.assert_array_equal(inputs.detailed.by_class.size, [expected] * 3)
 
 
 def test_a_resumed_run_is_the_same(done: Ran, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 import slow
 from fedjax_inv import averaging, models, rounds
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.program import Training
@@ -260,6 +261,22 @@ def test_scores_of_logits_by_hand() -> None:
     np.testing.assert_allclose(scores["loss"], losses, rtol=1e-6)
     of_classes = predictions.of_columns("classes", outputs[[0, 0, 1, 2]], y[[0, 0, 1, 2]])
     np.testing.assert_allclose(of_classes, [np.nan, 2 / 3, 0])
+
+
+def test_new_images_may_be_grey_where_those_of_the_run_are_not() -> None:
+    y, test = np.array([0, 1, 1], np.int32), np.zeros(3, bool)
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 2, 2, 1)
+    new = Dataset(grey, y, ("a", "b"), y, ("p", "q"), test)
+    parts = predictions.new_parts("here", new, new._replace(x=grey.repeat(3, -1)))
+    for part, rows in zip(parts, ([0], [1, 2]), strict=True):
+        assert part.x.shape == (len(rows), 2, 2, 3)
+        assert (part.x == grey[rows]).all()
+    (same, _) = predictions.new_parts("here", new, new)
+    np.testing.assert_array_equal(same.x, grey[:1])
+    colour, table = grey.repeat(3, -1), np.zeros((3, 3), np.uint8)
+    for x, old in ((grey[:, :1], colour), (colour[..., :2], colour), (table[:, :1], table)):
+        with pytest.raises(UsageError, match="here"):
+            predictions.new_parts("here", new._replace(x=x), new._replace(x=old))
 
 
 def test_a_client_without_a_turn_is_exported_as_a_new_one() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import assemble, config, finished, predictions, train
+from fedjax_inv_experiments import assemble, config, data_figures, finished, predictions, train
 from fedjax_inv_experiments import data as data_flags
 from fedjax_inv_experiments.running import log
 from fedjax_inv_experiments.running.records import Domain
@@ -73,6 +73,10 @@ def test_the_seed_of_the_partition_fixes_who_holds_what() -> None:
         of_seeds = [(*each[:3], each.unseen["unseen_clients"]) for each in splits.values()]
         return [[np.concatenate(federation.parts_of(x)).tolist() for x in of] for of in of_seeds]
 
+    made = assemble.assemble(config.of(**SMALL))
+    names = [data_figures.shown(made, of)[1].names[-3:] for of in ("80", "0")]
+    assert names[0] == ["unseen domain: 0", NEVER_SEEN, "held out: 80"]
+    assert names[1] == ["unseen domain: 80", NEVER_SEEN, "held out: 0"]
     one, two = held()
     assert one != two
     assert held(partition_seed="1") == [two, two]
