@@ -184,7 +184,9 @@ def _summary(
         "score": known(text_of(of)),
         "or diverged": lambda values: known(text_of(of))(values) or "diverged",
         "mean": known(spread),
-        "megabytes": known(lambda values: f"{np.mean(values) / 1e6:.1f}"),
+        "megabytes": known(
+            lambda values: f"{(size := np.mean(values) / 1e6):.{3 - 2 * (size > 1)}f}"
+        ),
         "list": lambda values: ", ".join(f"{value:.0f}" for value in values.dropna()),
         "count": lambda values: f"{values.notna().sum()}/{len(values)}",
         "true": lambda values: f"{values.sum()} of {len(values)}",

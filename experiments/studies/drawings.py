@@ -114,27 +114,42 @@ def _set_up(axis: Axes, panel: Panel, inches: float) -> None:
 def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: bool = True) -> str:
     """Draws mean, deviation and seeds against x: a panel per quantity, a line per series.
 
-    The axis of a quantity in "%" goes from 0 to 100. is_joined: whether lines join the points.
+    The axis of a quantity in "%" goes from 0 to 100. is_joined: whether lines join the points;
+    otherwise those of one x stand side by side.
     """
     if not points:
         return NOTHING
-    height = -(-len(points) // 3)
-    figure = figures.new(5 * min(3, len(points)), 3.6 * height)
+    height, inches = -(-len(points) // 3), 5.0
+    names = [
+        list(dict.fromkeys(place for line in series.values() for place, _ in line))
+        for series in points.values()
+    ]
+    if not is_joined:
+        dots = [len(at) * (len(of) + 1) for at, of in zip(names, points.values(), strict=True)]
+        inches = max(inches, min(1 + 0.12 * max(dots), 12 / min(3, len(points))))
+    figure = figures.new(inches * min(3, len(points)), 3.6 * height)
     axes = [figure.add_subplot(height, min(3, len(points)), at + 1) for at in range(len(points))]
     num_seeds = 0
-    for axis, (quantity, series) in zip(axes, points.items(), strict=True):
+    for axis, at, (quantity, series) in zip(axes, names, points.items(), strict=True):
         styles = figures.styles(series)
-        for name, line in series.items():
+        for number, (name, line) in enumerate(series.items()):
             style = styles[name] | ({} if is_joined else {"ls": ""})
-            x = [figures.literal(place) for place, _ in line]
+            shift = (number - (len(series) - 1) / 2) / (len(series) + 1)
+            x = [
+                figures.literal(place) if is_joined else at.index(place) + shift
+                for place, _ in line
+            ]
             values = [list(of) or [np.nan] for _, of in line]
             num_seeds = max([num_seeds, *(len(of) for _, of in line)])
             std = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
             axis.errorbar(x, means, std, label=figures.named(name), capsize=3, **style)
-            dots = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
+            seeds = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
             for place, each in zip(x, values, strict=True):
-                axis.plot([place] * len(each), each, "o", **dots)
+                axis.plot([place] * len(each), each, "o", **seeds)
+        if not is_joined:
+            figures.name_x(axis, at, inches - 0.9)
+            axis.set_xlim(-0.5, len(at) - 0.5)
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)

@@ -284,6 +284,22 @@ def test_the_data(kind: str, clients: int) -> None:
         assert panel.values.sum() == pytest.approx(1)
 
 
+def test_series_of_the_same_methods_stand_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(drawings, "saved", lambda figure, *others: drawn.append(figure) or "")
+    methods = [f"method-{number}-at-once" for number in range(11)]
+    series = {name: [(method, [20.0, 30.0]) for method in methods] for name in "abcde"}
+    drawings.against(tmp_path / "x.png", "", "", {"accuracy, %": series}, is_joined=False)
+    (figure,) = drawn
+    check(figure)
+    (axis,) = figure.axes
+    assert [text.get_text() for text in ticks(axis, "x")] == methods
+    places = {x for line in axis.lines for x in np.asarray(line.get_xdata(), float).tolist()}
+    assert len(places) == len(methods) * len(series)
+
+
 def test_a_long_curve_is_drawn_with_its_swings_as_a_band() -> None:
     y = np.array([[0.0, 1.0] * 125, [1.0, 0.0] * 125])
     x, values = drawings._thinned(drawings.Line(np.arange(250), y))

@@ -69,12 +69,14 @@ def test_a_score_of_nan_is_the_lowest() -> None:
 def test_tables_show_the_round_in_which_a_run_ended() -> None:
     """Evaluations after it have the same numbers, and are of no later round."""
     lines = [line(5, (0.5, 0.6), 0.5)]
-    lines += [line(round, (0.7, 0.7), 0.6) | {"ended": 8} for round in (10, 15)]
+    lines += [line(round, (0.7, 0.7), 0.6) | {"ended": 8, "bytes": 23_456} for round in (10, 15)]
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
     cell = Cell("fl_games", {}, "test", [Run(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
     rows = tables.selected([("fl_games", result)])
-    assert [*tables.choices_table(rows)["at round"]] == ["8"]
+    table = tables.choices_table(rows)
+    assert [*table["at round"]] == ["8"]
+    assert [*table["MB sent in all"]] == ["0.023"]
 
 
 def test_only_the_oracle_looks_at_the_test() -> None:
