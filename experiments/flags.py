@@ -429,9 +429,9 @@ flags.DEFINE_integer("cohort", 0, "Clients drawn each round; 0: all.", lower_bou
 flags.DEFINE_integer(
     "buffer",
     0,
-    "Updates after which the server makes a new network, from which a client starts when another "
-    "one has delivered, while --cohort train at a time, those of --slow so many times as long "
-    "(FedBuff; --set=weighting=age); 0: all wait for each other.",
+    "FedBuff: the server makes a new network of every so many updates, and clients do not wait: "
+    "--cohort train at a time, those of --slow so many times as long. --set=weighting=age weighs "
+    "updates by their age. 0: all wait for each other.",
     lower_bound=0,
 )
 

@@ -249,6 +249,7 @@ def of_dataset(
     check_dataset(dataset)
     checks.real("validation", validation, 0, 1)
     checks.real("held_out_clients", held_out_clients, 0, 1)
+    checks.integer("partition_seed", partition_seed or 0, 0)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):
         warnings.warn(text, stacklevel=3)

@@ -112,6 +112,8 @@ def test_a_seed_may_fix_who_holds_what_in_all_runs() -> None:
     (one, two), fixed = rows(), rows(partition_seed=2)
     assert one != two
     assert fixed == [two, two]
+    with pytest.raises(UsageError, match="partition_seed"):
+        clients.of_dataset(DATASET, partition_seed=-1)
 
 
 def test_clients_are_not_the_environments_that_were_drawn_with_their_seed() -> None:
