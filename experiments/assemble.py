@@ -276,6 +276,8 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     why = "with --hold=stream"
     if config.hold == "auto":
         why = "as the data do not fit into memory and come from the host (--hold=stream)"
+    if config.pooled:
+        raise flag_error("pooled", True, f"must be left out {why}")
     if build.facts(config, cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)

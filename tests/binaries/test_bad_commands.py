@@ -91,6 +91,7 @@ COMMANDS = [
     ("train --seeds=1-3", "comma-separated list"),
     ("train --process_id=1", "process_id=1"),
     ("train --hold=stream --distributed", "hold=stream"),
+    ("train --hold=stream --pooled", "--pooled"),
     ("train --devices=64", "--devices=64"),
     # Settings of algorithms.
     ("train --algorithm=fedipg --set=penalty", "--set="),
