@@ -4,17 +4,15 @@ python -m benchmarks.accelerators --targets=h100,v5e --programs=rotated_mnist_5:
 python -m benchmarks.accelerators --targets=h200 --programs=a,fedcfa --columns="kernels a step"
 
 Needs the extra `accelerators` (libtpu, and jax's plugin for CUDA). A program is a segment of one
-run, with its evaluation: presets joined by +, the algorithm after the colon; --programs=all is
-every algorithm at the size of its presets. Several devices share the clients, and each trains as
-many at once as fit into its memory. Or it is the rounds of one of workloads.JOBS, for one device.
-Nothing is run.
+run: presets joined by +, the algorithm after the colon. Several devices share the clients, and each
+trains as many at once as fit into its memory. Or it is the rounds of one of workloads.JOBS, for one
+device. Nothing is run.
 """
 
 import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 # Set before JAX starts, since plugins would look for their devices, and tuning would run kernels.
@@ -25,26 +23,17 @@ os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
 
 import jax
-import numpy as np
 from jax.experimental import topologies
-from jax.sharding import (
-    AxisType,
-    Mesh,
-    NamedSharding,
-    PartitionSpec,
-    Sharding,
-    SingleDeviceSharding,
-)
+from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSharding
 
 from benchmarks import frame, hlo, workloads
-from benchmarks.frame import flag
+from benchmarks.frame import Row, flag
 from experiments import assemble, build
 from experiments import config as configs
-from experiments.config import Config
-from fedjax_inv import communication, platforms, program
+from fedjax_inv import platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
-from fedjax_inv.types import Cohort, Federation, Tree
+from fedjax_inv.types import Tree
 
 _USABLE = 0.7  # the part of a device's memory that a program may take
 
@@ -92,7 +81,6 @@ TARGETS = {
     "h200": Target("gpu", 141e9, lambda: _gpu("H200", 132, 9, 141e9, 4.8e12)),
     "v5e": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-1", "1x1")),
     "v5e-4": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-4", "2x2")),
-    "v5e-8": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-8", "2x4")),
     "v5e-256": Target("tpu", 16e9, lambda: _tpu("v5e", "v5litepod-256", "16x16")),
     "v6e": Target("tpu", 32e9, lambda: _tpu("v6e", "v6e-1", "1x1")),
     "v5p": Target("tpu", 95e9, lambda: _tpu("v5p", "v5p-8", "2x2x1")),
@@ -104,8 +92,6 @@ class Traced(NamedTuple):
 
     function: jax.stages.Wrapped
     arguments: tuple[Tree, ...]
-    steps: float  # local steps in a round of the client with the most
-    upload: int  # bytes that a client sends in a round; 0: not counted
 
 
 class Work(NamedTuple):
@@ -122,58 +108,32 @@ def shapes(tree: Tree, where: Sharding) -> Tree:
     )
 
 
-# Every algorithm, at the size of its presets.
-EVERY = (
-    *(f"rotated_mnist_5:{name}" for name in ("fedipg", "fediir")),
-    "exit_mnist:exit_strategy",
-    *("colored_mnist_f+games_parallel", "colored_mnist_v+games_sequential"),
-    *(f"colored_mnist_f+games_{name}" for name in ("fedavg", "fedbn", "fedprox")),
-    *(
-        f"fedcfa_paper+cifar10_dir60:{name}"
-        for name in ("erm", "fedavg", "scaffold", "fedpvr", "qfedavg", "fedmix", "fedcfa")
-    ),
-    *(f"cafe_paper+fashion_mnist_cafe:{name}" for name in ("cafe", "moon", "fedproto")),
-)
-
-
-def of_presets(name: str, precision: str = "auto") -> Work:
-    """The segment of the first run of presets "name+name:algorithm". precision: --precision.
+def of_presets(name: str) -> Work:
+    """The segment of the first run of presets "name+name:algorithm".
 
     Raises UsageError if the presets do not exist or their data are missing.
     """
     presets, _, algorithm = name.partition(":")
     asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
-    asked += [f"--precision={precision}"]
     config = configs.of_arguments(asked)
     assembled = assemble.assemble(config, config.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
+    num_clients = assembled.plan(cell).inputs.train.size.shape[1]
+    slots = build.slots(config, num_clients)
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         ready = assembled.plan(cell)  # for each target, as it depends on the platform
-        data, inputs = assembled.data, ready.inputs
-        cohort = ready.part(0)
-        slots = build.slots(config, num_clients)
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
-        data, inputs = layout.place(data, inputs, shapes)
+        data, inputs = layout.place(assembled.data, ready.inputs, shapes)
         compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.init, data, inputs)
         if mesh is not None:
             own = shapes(training.state.clients, NamedSharding(mesh, layout.client_spec))
             training = training._replace(state=training.state._replace(clients=own))
-        hyper, shards = jax.tree.map(lambda leaf: leaf[0], (ready.inputs.hyper, ready.inputs.train))
-        state = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), training.state
-        )
-        exchanges = communication.traffic(
-            ready.experiment.algorithm(hyper), state, Federation(assembled.data, *shards)
-        )
-        upload = sum(each.up for each in exchanges)
-        arguments = data, inputs, training, cohort
-        return Traced(compiled.rounds, arguments, _steps(config, ready.inputs, cohort), upload)
+        return Traced(compiled.rounds, (data, inputs, training, ready.part(0)))
 
-    num_clients = assembled.plan(cell).inputs.train.size.shape[1]
-    return Work(trace, build.slots(config, num_clients))
+    return Work(trace, slots)
 
 
 def of_job(name: str) -> Work:
@@ -183,41 +143,27 @@ def of_job(name: str) -> Work:
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
         if mesh is not None:
             raise UsageError("program", name, "must be of presets for several devices")
-        parts = workloads.parts(job._replace(at_once=chunk))
+        start, advance = workloads.parts(job._replace(at_once=chunk))
         data, cohort = workloads.noise(job), workloads.cohorts(job, job.num_rounds)
         keys = jax.random.split(jax.random.key(1), job.num_seeds)
-        state = jax.eval_shape(parts.start, keys, data)
-        steps = job.workload.client_steps / job.workload.cohort
-        advance = jax.jit(parts.advance, donate_argnums=0)
-        return Traced(advance, (state, cohort, data), job.num_steps or steps, 0)
+        state = jax.eval_shape(start, keys, data)
+        return Traced(jax.jit(advance, donate_argnums=0), (state, cohort, data))
 
     return Work(trace, job.workload.cohort)
-
-
-def _steps(config: Config, inputs: program.Inputs, cohort: Cohort) -> float:
-    """The local steps of the client with the most, on average over rounds."""
-    if config.local_steps or not config.batch_size:
-        return config.local_steps or config.local_epochs
-    size = np.asarray(inputs.train.size)[0][np.asarray(cohort.who)[0]] * cohort.present[0]
-    return float(config.local_epochs * (-(-size // config.batch_size)).max(1).mean())
 
 
 class Compiled(NamedTuple):
     """A program compiled for a target."""
 
     program: jax.stages.Compiled
-    traced: Traced
     devices: int
     at_once: int  # clients of each device
     share: int  # clients of a round that a device trains in all
     seconds: float  # for compiling, of all cores together
 
 
-def compiled_for(target: Target, work: Work, at_once: int = 0) -> Compiled:
-    """Compiles a program.
-
-    at_once: the clients that train at once on a device; 0: as many as fit.
-    """
+def compiled_for(target: Target, work: Work) -> Compiled:
+    """Compiles a program in which as many clients train at once on a device as fit."""
     described = target.describe()
     count = len(described.devices)
     mesh: Mesh | None = None
@@ -225,54 +171,42 @@ def compiled_for(target: Target, work: Work, at_once: int = 0) -> Compiled:
     if count > 1:
         mesh = topologies.make_mesh(described, (count,), ("clients",))
         mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,))
-        place = NamedSharding(mesh, PartitionSpec())
-    share = -(-work.num_slots // count)
+        place = NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def shaped(leaf: Any) -> jax.ShapeDtypeStruct:
         if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is not None:
             return leaf
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
 
-    @cache
-    def of(at_once: int) -> Compiled:
+    platform = "cuda" if target.platform == "gpu" else "tpu"
+    at_once = share = -(-work.num_slots // count)
+    while True:
         with platforms.traced_for(target.platform):
             traced = work.trace(mesh, 0 if at_once == share else at_once)
             began = time.process_time()
             known = traced.function.trace(*jax.tree.map(shaped, traced.arguments))
-            platform = "cuda" if target.platform == "gpu" else "tpu"
             compiled = known.lower(lowering_platforms=(platform,)).compile()
-        seconds = time.process_time() - began
-        return Compiled(compiled, traced, count, at_once, share, seconds)
-
-    chosen = at_once or share
-    while not at_once and chosen > 1 and needed(of(chosen).program) > _USABLE * target.memory:
-        chosen = -(-chosen // 2)
-    return of(chosen)
+        if at_once == 1 or needed(compiled) <= _USABLE * target.memory:
+            return Compiled(compiled, count, at_once, share, time.process_time() - began)
+        at_once = -(-at_once // 2)
 
 
 def needed(compiled: jax.stages.Compiled) -> int:
     """Bytes of a device's memory that a program takes."""
     size: Any = compiled.memory_analysis()
     own = size.argument_size_in_bytes + size.output_size_in_bytes - size.alias_size_in_bytes
-    return own + temporaries(compiled) + size.generated_code_size_in_bytes
+    return own + size.temp_size_in_bytes + size.generated_code_size_in_bytes
 
 
-def temporaries(compiled: jax.stages.Compiled) -> int:
-    """Bytes of memory that a program takes while it runs."""
-    size: Any = compiled.memory_analysis()
-    return size.temp_size_in_bytes
-
-
-def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
+def figures(target: Target, compiled: Compiled) -> Row:
     """The row of a compiled program."""
-    traced = compiled.traced
     read = hlo.Program(compiled.program.as_text() or "")
+    size: Any = compiled.program.memory_analysis()
     turn, step, loops = read.named("rounds"), read.named("local_steps"), read.loops()
     in_round = read.launches(turn.body) if turn else []
     # A single step has no loop.
-    in_step = (
-        read.launches(step.body) if step else [i for i in in_round if "local_steps" in i.scope]
-    )
+    in_step = [one for one in in_round if "local_steps" in one.scope]
+    in_step = read.launches(step.body) if step else in_step
     step_bytes = hlo.bytes_moved(read, step.body) if step else 0
     of_round = hlo.collectives(read, turn.body) if turn else []
     return {
@@ -280,14 +214,13 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "at once": compiled.at_once if compiled.at_once < compiled.share else "all",
         "of clients": compiled.share,
         "processor s": compiled.seconds,
-        "temporaries GB": temporaries(compiled.program) / 1e9,
+        "temporaries GB": size.temp_size_in_bytes / 1e9,
         "of memory %": 100 * needed(compiled.program) / target.memory,
         "kernels a step": len(in_step),
         "around it": len(in_round) - len(in_step) if turn else 0,
         "MB a step": step_bytes / 1e6,
         "MB around it": (hlo.bytes_moved(read, turn.body) - step_bytes if turn else 0) / 1e6,
-        "steps": step.turns if step and step.turns is not None else traced.steps,
-        "steps known": not step or step.turns is not None,
+        "steps": step.turns if step else 1,  # nothing where they are known only at run time
         "loops": len(loops),
         "of unknown length": sum(loop.turns is None for loop in loops),
         "grouped convolutions": sum(one.is_grouped for one in read.everything()),
@@ -297,57 +230,37 @@ def figures(target: Target, compiled: Compiled) -> dict[str, Any]:
         "all-gathers": sum("all-gather" in one.opcode for one in read.everything()),
         "collectives": len(of_round),
         "collectives MB": sum(one.num_bytes for one in of_round) / 1e6,
-        "upload MB": traced.upload / 1e6,
-        # By the compiler's own estimate, which a TPU's writes beside each kernel, in one step.
-        "megacycles a step": sum(one.cycles for one in in_step) / 1e6,
     }
-
-
-def measure(options: "Options") -> list[dict[str, Any]]:
-    """A row for each program on each target, with the reason if it does not compile."""
-    programs = EVERY if options.programs == ("all",) else options.programs
-    rows = []
-    for name in programs:
-        try:
-            is_job = name in workloads.JOBS
-            work = of_job(name) if is_job else of_presets(name, options.precision)
-        except UsageError as error:
-            rows.append({"program": name, "target": "", "compiles": str(error)})
-            continue
-        for target in options.targets:
-            row: dict[str, Any] = {"program": name, "target": target}
-            try:
-                compiled = compiled_for(TARGETS[target], work, options.at_once)
-            except Exception as error:  # compilers raise many kinds
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                rows.append(row | {"compiles": f"no: {reason[:150]}"})
-                continue
-            rows.append(row | {"compiles": "yes"} | figures(TARGETS[target], compiled))
-    return rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The flags of this benchmark."""
 
-    targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", choices=TARGETS)
+    targets: tuple[str, ...] = flag(("h100", "v5e"), "Devices.", TARGETS)
     programs: tuple[str, ...] = flag(
-        EVERY[:2], "Presets with an algorithm, or jobs; or all.", kind=str
+        ("rotated_mnist_5:fedipg",), "Presets with an algorithm, or jobs."
     )
-    columns: tuple[str, ...] = flag(
-        (), "Columns to print beside the first; all by default.", kind=str
-    )
-    precision: str = flag("auto", "As in train.", choices=("auto", *platforms.PRECISIONS))
-    at_once: int = flag(0, "Clients that a device trains at once; 0: as many as fit.")
+    columns: tuple[str, ...] = flag((), "Columns to print beside the first; none: all.")
 
 
-def tables(options: Options) -> Iterator[frame.Table]:
-    rows = measure(options)
-    if options.columns:
-        shown = ("program", "target", *options.columns)
-        rows = [{name: row.get(name, "") for name in shown} for row in rows]
-    yield frame.Table("Programs that were compiled, not run", rows)
+def rows(options: Options) -> Iterator[Row]:
+    """A row for each program on each target, with the reason if it does not compile."""
+    for name in options.programs:
+        try:
+            work = of_job(name) if name in workloads.JOBS else of_presets(name)
+        except UsageError as error:
+            yield {"program": name, "target": "", "compiles": str(error)}
+            continue
+        for target in options.targets:
+            row: Row = {"program": name, "target": target, "compiles": "yes"}
+            try:
+                row |= figures(TARGETS[target], compiled_for(TARGETS[target], work))
+            except Exception as error:  # compilers raise many kinds
+                row["compiles"] = f"no: {frame.line(error)}"
+            shown = ("program", "target", *(options.columns or row))
+            yield {column: row.get(column, "") for column in shown}
 
 
 if __name__ == "__main__":
-    frame.main(tables, Options, __doc__)
+    frame.main(rows, Options, __doc__)

@@ -13,6 +13,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import importlib.util
+import inspect
 import json
 import os
 import platform
@@ -25,18 +27,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import frame, peers, workloads
-from benchmarks.frame import flag
+from benchmarks.frame import Row, flag
 from benchmarks.workloads import Job, Workload
 from experiments import start
 from fedjax_inv import __version__, platforms
 from fedjax_inv.algorithms import LISTED
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree
 
 ROOT = Path(__file__).parents[1]
@@ -44,9 +47,12 @@ _REPEATS, _WARMUP = 7, 2
 _TOLERANCE = 1e-4  # of agreement with a CPU
 _OF_REST = 10.0  # seconds that a section gets at least
 
-Row = dict[str, Any]
-K = TypeVar("K")
-T = TypeVar("T")
+# Stands above the tables.
+COLUMNS = f"""\
+Times are medians of {_REPEATS} calls, by the clock. ms a round: of all clients and seeds together.
+steps a round: the local steps of all of them. us a step: a round's time over these. slowest over
+fastest: of the calls. temporaries GB: by XLA's account. compiled in s: while the section's other
+programs compile, too."""
 
 
 def _shrunk(job: Job) -> Job:
@@ -60,24 +66,27 @@ def _shrunk(job: Job) -> Job:
 
 
 def timed(jobs: Mapping[str, Job], small: bool) -> Iterator[Row]:
-    """A row for each job: the time of a round, of all seeds together; in small of one job."""
+    """A row for each job, in small of one."""
     if small:
         jobs = {name: _shrunk(jobs[name]) for name in [*jobs][-1:]}
     made = _begun({name: partial(workloads.Engine, job) for name, job in jobs.items()})
     concurrent.futures.wait(made.values())
     for name, job in jobs.items():
-        row: Row = {"program": name}
+        row: Row = {"program": name, "work": job.workload.title}
+        if 0 < job.at_once < job.workload.cohort:
+            row["work"] += f", {job.at_once} at once"
         try:
             engine = made.pop(name).result()  # its memory is free after its row
             calls = [engine.round() for _ in range(_WARMUP + _REPEATS)][_WARMUP:]
         except Exception as error:  # compilers raise many kinds, and memory may be full
-            yield row | {"failed": _line(error)}
+            yield row | {"failed": frame.line(error)}
             continue
-        times = [call.seconds for call in calls]
+        times, steps = [call.seconds for call in calls], calls[0].client_steps
         seconds = frame.median(times)
         yield row | {
             "ms a round": 1e3 * seconds / job.num_rounds,
-            "us a step and client": 1e6 * seconds / calls[0].client_steps,
+            "steps a round": steps // job.num_rounds,
+            "us a step": 1e6 * seconds / steps,
             "slowest over fastest": max(times) / min(times),
             "temporaries GB": engine.temporary_bytes / 1e9,
             "compiled in s": engine.compile_seconds,
@@ -85,21 +94,17 @@ def timed(jobs: Mapping[str, Job], small: bool) -> Iterator[Row]:
         del engine
 
 
-def _begun(calls: Mapping[K, Callable[[], T]]) -> dict[K, concurrent.futures.Future[T]]:
+def _begun(calls: Mapping[Any, Callable[[], Any]]) -> dict[Any, concurrent.futures.Future[Any]]:
     """The results of calls, in threads of all cores."""
     pool = concurrent.futures.ThreadPoolExecutor(platforms.cores())
     return {name: pool.submit(call) for name, call in calls.items()}
 
 
-def _line(error: Exception) -> str:
-    """The first line of an error."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-
-
 def agreement(options: "Options") -> Iterator[Row]:
-    """States after two rounds beside those of a CPU, at the highest precision.
+    """Server and clients after two rounds beside those of a CPU, at the precision "highest".
 
-    The network is the first look's. Without a GPU, the CPU runs the program that is made for one.
+    The network is the first look's. The difference is relative to values above 1. Without a GPU,
+    the CPU runs the program that is made for one.
     """
     jobs = {}
     for name in LISTED:
@@ -108,8 +113,7 @@ def agreement(options: "Options") -> Iterator[Row]:
         jobs[name] = Job(workload, name, {}, 3, 0.9, "highest", num_rounds=2, at_once=0, quick=True)
     if options.small:
         jobs = {"fedavg": jobs["fedavg"]}
-    cpu = jax.devices("cpu")[0]
-    places = {"cpu": cpu, "gpu": jax.devices()[0]}
+    places = {"cpu": jax.devices("cpu")[0], "gpu": jax.devices()[0]}
 
     def state(platform: str, job: Job) -> Tree:
         with platforms.traced_for(platform), jax.default_device(places[platform]):
@@ -125,7 +129,7 @@ def agreement(options: "Options") -> Iterator[Row]:
         try:
             ours, theirs = (jax.tree.leaves(made[place, name].result()) for place in places)
         except Exception as error:  # compilers raise many kinds
-            yield {"algorithm": name, "failed": _line(error)}
+            yield {"algorithm": name, "failed": frame.line(error)}
             continue
         pairs = zip(ours, theirs, strict=True)
         most = float(np.max([_distance(*pair) for pair in pairs if pair[0].size]))
@@ -134,24 +138,25 @@ def agreement(options: "Options") -> Iterator[Row]:
 
 
 def _distance(one: np.ndarray, other: np.ndarray) -> np.floating[Any]:
-    """The largest difference, relative to values above 1; NaN if only one is a NaN."""
+    """The largest difference; NaN if only one is a NaN."""
     both, there = np.float64(one), np.float64(other)
     away = np.abs(both - there) / np.maximum(np.abs(there), 1)
     return np.where((both == there) | (np.isnan(both) & np.isnan(there)), 0, away).max()
 
 
 def peaks(options: "Options") -> Iterator[Row]:
-    """Products of two large matrices, and a large array that is read and written."""
+    """Products of two 8192 x 8192 matrices, and 4 GiB that are read and written, both counted."""
     side = 256 if options.small else 8192
     square = jax.random.normal(jax.random.key(0), (side, side))
     for name, precision, dtype in (
         *((f"float32, {one}", one, jnp.float32) for one in platforms.PRECISIONS),
         ("bfloat16", "default", jnp.bfloat16),
     ):
+        both = [square.astype(dtype)] * 2
         with platforms.products_at(precision):
-            product = jax.jit(jnp.matmul).lower(*[square.astype(dtype)] * 2).compile()
-        seconds = _seconds(partial(product, *[square.astype(dtype)] * 2))
-        yield {"what": f"product, {name}", "TFLOP/s": 2 * side**3 / seconds / 1e12}
+            product = jax.jit(jnp.matmul).lower(*both).compile()
+        flops = 2 * side**3 / _seconds(partial(product, *both))
+        yield {"what": f"product, {name}", "TFLOP/s": flops / 1e12}
     long = jnp.ones(2**20 if options.small else 2**30, jnp.float32)
     seconds = _seconds(partial(jax.jit(lambda array: array + 1), long))
     yield {"what": "memory", "TB/s": 2 * long.nbytes / seconds / 1e12}
@@ -159,26 +164,31 @@ def peaks(options: "Options") -> Iterator[Row]:
 
 def _seconds(call: Callable[[], Any]) -> float:
     """The median time of a call."""
-    return frame.median(frame.timed_in_turns({"": call}, _REPEATS)[""])
+    times = []
+    for _ in range(_WARMUP + _REPEATS):
+        began = time.perf_counter()
+        jax.block_until_ready(call())
+        times.append(time.perf_counter() - began)
+    return frame.median(times[_WARMUP:])
 
 
 def of_rounds(options: "Options") -> Iterator[Row]:
-    """Rounds of FedAvg on the workloads, with a known and with an unknown number of steps."""
+    """Rounds of FedAvg; unequal: as for clients whose numbers of steps may differ."""
     yield from timed(workloads.ROUNDS | workloads.UNEQUAL, options.small)
 
 
 def steps(options: "Options") -> Iterator[Row]:
-    """Ten local steps of each algorithm at its own precision, over FedAvg's of as many clients."""
+    """Ten local steps of each algorithm at its own precision, beside as many clients of FedAvg."""
     base: dict[int, float] = {}
     for row in timed(workloads.METHODS, options.small):
         number, time_ = workloads.METHODS[row["program"]].workload.cohort, row.get("ms a round")
         if time_ and row["program"].startswith("fedavg"):
             base[number] = time_
-        yield row | ({"over fedavg": time_ / base[number]} if time_ and number in base else {})
+        yield row | ({"times fedavg": time_ / base[number]} if time_ and number in base else {})
 
 
 def clients(options: "Options") -> Iterator[Row]:
-    """FedAvg with more and more clients, of 100 examples each, at most 1,000 at once."""
+    """FedAvg with more and more clients, at most 1,000 of the MLP or 500 of LeNet at once."""
     jobs = {}
     for network, most in (("mlp", 10_000), ("lenet", 1_000)):
         for number in (10**power for power in range(1, 5) if 10**power <= most):
@@ -189,7 +199,7 @@ def clients(options: "Options") -> Iterator[Row]:
 
 
 def seeds(options: "Options") -> Iterator[Row]:
-    """FedAvg with more and more seeds of ten clients."""
+    """FedAvg with more and more seeds, all at once."""
     workload = Workload("mlp", (28, 28, 1), 10, 100, 10, 10, 1, 0.05)
     jobs = {f"{n} seeds": Job(workload, num_seeds=n, num_rounds=4) for n in (1, 4, 16, 64)}
     yield from timed(jobs, options.small)
@@ -203,27 +213,29 @@ def precision(options: "Options") -> Iterator[Row]:
 
 
 def first_look(options: "Options") -> Iterator[Row]:
-    """`paper first_look` without a cache, with one, and with autotuning and without a cache."""
-    small = ("--rows=colour-FedAvg", "--seeds=0", "--rounds=2") if options.small else ()
+    """`paper first_look` without a cache of programs, with one, and with autotuning; each anew."""
+    words = ["paper", "first_look"]
+    if options.small:
+        words += ["--rows=colour-FedAvg", "--seeds=0", "--rounds=2"]
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as other:
-        yield _command("without a cache", ("paper", "first_look", *small), cache)
+        yield _command("without a cache", words, cache)
         if not options.small:
-            yield _command("with a cache", ("paper", "first_look", *small), cache)
+            yield _command("with a cache", words, cache)
             tuned = {"XLA_FLAGS": "--xla_gpu_autotune_level=4"}
-            yield _command("autotuned, without a cache", ("paper", "first_look"), other, tuned)
+            yield _command("autotuned, without a cache", words, other, tuned)
 
 
 def table(options: "Options") -> Iterator[Row]:
-    """Three rows of FL Games' Table 1 at its size, with ten seeds; noise, if MNIST is not there."""
-    rows = "--rows=FedAvg,F-sequential,F-parallel"
-    words = ["paper", "fl_games", "--study=methods", rows, "--seeds=0,1,2,3,4,5,6,7,8,9"]
+    """Three rows of FL Games' Table 1 at its size with ten seeds; noise, if MNIST is not there."""
+    words = ["paper", "fl_games", "--study=methods"]
+    if options.small:
+        words += ["--data=colored_digits", "--rows=F-parallel", "--seeds=0", "--rounds=2"]
+        words += ["--eval_every=2", "--widths=8", "--stop_below="]
+    else:
+        words += ["--data=colored_mnist", "--rows=FedAvg,F-sequential,F-parallel"]
+        words += ["--seeds=0,1,2,3,4,5,6,7,8,9"]
+    at = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser() / "mnist"
     with tempfile.TemporaryDirectory() as folder:
-        if options.small:
-            words += ["--data=colored_digits", "--rows=F-parallel", "--seeds=0"]
-            words += ["--rounds=2", "--eval_every=2", "--widths=8", "--stop_below="]
-        else:
-            words += ["--data=colored_mnist"]
-        at = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser() / "mnist"
         if not options.small and not at.exists():
             generator, file = np.random.default_rng(0), Path(folder) / "noise.npz"
             x = generator.integers(0, 256, (70_000, 28, 28), np.uint8)
@@ -235,7 +247,7 @@ def table(options: "Options") -> Iterator[Row]:
 def _command(
     what: str, words: Sequence[str], cache: str, environment: Mapping[str, str] | None = None
 ) -> Row:
-    """The time of a command of ours, and what it prints."""
+    """The time of a command of ours by the clock and of all cores, and what it prints."""
     settings = os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, **(environment or {})}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as runs:
@@ -250,38 +262,34 @@ def _command(
 
 
 def torch(options: "Options") -> Iterator[Row]:
-    """PyTorch on the workloads: a loop over clients, clients vmapped, and that compiled."""
+    """PyTorch in turns with ours, examples in float32: a loop, all clients at once, and compiled.
+
+    ratio: the medians, PyTorch's over ours; spread: that of single turns.
+    """
+    if not options.venvs and importlib.util.find_spec("torch") is None:
+        yield {"failed": "PyTorch is not installed; --venvs names the folder of its environment"}
+        return
     asked = peers.Options(
         peers=("pytorch", "pytorch_vmapped", "pytorch_compiled"),
         workloads=("b",) if options.small else tuple(workloads.WORKLOADS),
         venvs=options.venvs,
-        rounds=3,
-        warmup=1 if options.small else 2,
-        timeout=60.0,
+        timeout=100.0,
     )
-    for each in peers.tables(asked):
-        for row in each.rows:
-            yield {"workload": each.title, **row}
+    yield from peers.rows(asked)
 
 
-class Section(NamedTuple):
-    """A part of the benchmark."""
-
-    rows: Callable[["Options"], Iterator[Row]]
-    limit: float  # seconds
-
-
-SECTIONS = {
-    "peaks": Section(peaks, 20),
-    "rounds": Section(of_rounds, 45),
-    "steps": Section(steps, 80),
-    "agreement": Section(agreement, 80),
-    "precision": Section(precision, 25),
-    "clients": Section(clients, 45),
-    "seeds": Section(seeds, 25),
-    "first_look": Section(first_look, 150),
-    "table": Section(table, 80),
-    "torch": Section(torch, 60),
+# Name -> (its rows, the seconds that it may take)
+SECTIONS: dict[str, tuple[Callable[["Options"], Iterator[Row]], float]] = {
+    "peaks": (peaks, 20),
+    "rounds": (of_rounds, 45),
+    "steps": (steps, 80),
+    "agreement": (agreement, 80),
+    "precision": (precision, 25),
+    "clients": (clients, 45),
+    "seeds": (seeds, 25),
+    "first_look": (first_look, 150),
+    "table": (table, 80),
+    "torch": (torch, 150),  # the last one gets what is left
 }
 
 
@@ -289,14 +297,12 @@ SECTIONS = {
 class Options:
     """The flags of this benchmark."""
 
-    sections: tuple[str, ...] = flag(tuple(SECTIONS), "What to measure.", choices=SECTIONS)
+    sections: tuple[str, ...] = flag(tuple(SECTIONS), "What to measure.", SECTIONS)
     out: str = flag("build/gpu", "The folder of gpu.json and gpu.md.")
     seconds: float = flag(480.0, "Seconds for all sections; each has a limit of its own, too.")
     venvs: str = flag("", "The folder of PyTorch's environment, as of peers.py; none: this one.")
     small: bool = flag(False, "Everything in a tiny form, also without a GPU.")
-    child: bool = flag(
-        False, "Prints the rows of sections as JSON; what this program calls itself with."
-    )
+    child: bool = flag(False, "Prints the rows of sections as JSON, in this process.")
 
 
 def run(options: Options, name: str, limit: float) -> dict[str, Any]:
@@ -305,13 +311,8 @@ def run(options: Options, name: str, limit: float) -> dict[str, Any]:
     words += ["--small"] if options.small else []
     began, ended = time.perf_counter(), "done"
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu", *words],
-            cwd=ROOT,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+        call = [sys.executable, "-m", "benchmarks.gpu", *words]
+        process = subprocess.Popen(call, cwd=ROOT, stdout=out, stderr=err, start_new_session=True)
         try:
             if process.wait(limit):
                 err.seek(0)
@@ -333,12 +334,11 @@ def written(folder: Path, about: Row, found: Mapping[str, dict[str, Any]]) -> No
     """Writes gpu.json and gpu.md."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "gpu.json").write_text(json.dumps({"run": about, "sections": found}, indent=1))
-    parts = [", ".join(f"{name} {value}" for name, value in about.items())]
+    parts = [", ".join(f"{name} {value}" for name, value in about.items()), COLUMNS]
     for name, section in found.items():
         rows = [{key: row[key] for key in row if key != "printed"} for row in section["rows"]]
-        text = (SECTIONS[name].rows.__doc__ or "").strip().splitlines()[0]
-        parts.append(f"## {name}: {section['ended']}, {section['seconds']:.0f} s\n\n{text}")
-        parts.append(frame.Table(name, rows).text)
+        parts.append(f"## {name}: {section['ended']}, {section['seconds']:.0f} s")
+        parts += [inspect.getdoc(SECTIONS[name][0]) or "", frame.table(rows)]
     (folder / "gpu.md").write_text("\n\n".join(parts) + "\n")
 
 
@@ -353,24 +353,24 @@ def about() -> Row:
         "device": kind.strip(),
         "cores": platforms.cores(),
         "python": platform.python_version(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", "none"),
     }
 
 
 def main() -> None:
     options: Options = frame.options(Options, __doc__)
     if options.child:
-        # A section's commands and peers need the device's memory, too.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        jax.config.update("jax_enable_compilation_cache", False)  # compiling is measured, too
         for name in options.sections:
-            for row in SECTIONS[name].rows(options):
+            for row in SECTIONS[name][0](options):
                 print(json.dumps({"section": name, **row}), flush=True)
         return
     found: dict[str, dict[str, Any]] = {}
     head, end = about(), time.perf_counter() + options.seconds
+    if head["device"] == "cpu" and not options.small:
+        raise UsageError("--small", False, "must be given, as JAX finds no GPU here")
     for name in options.sections:
         left = end - time.perf_counter()
-        found[name] = run(options, name, max(_OF_REST, min(SECTIONS[name].limit, left)))
+        found[name] = run(options, name, max(_OF_REST, min(SECTIONS[name][1], left)))
         written(Path(options.out), head, found)
         print(f"{name}: {found[name]['ended']}, {found[name]['seconds']:.0f} s", flush=True)
     print(Path(options.out, "gpu.md").read_text())

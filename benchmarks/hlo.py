@@ -80,12 +80,6 @@ class Instruction(NamedTuple):
         return is_number or self.opcode.endswith("-done") or self.opcode in _FREE
 
     @property
-    def cycles(self) -> int:
-        """The cycles that a TPU's compiler estimates for a launch; 0 where it says nothing."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
-        return int(found.group(1)) if found else 0
-
-    @property
     def is_grouped(self) -> bool:
         """Whether it is a convolution in groups of features or of examples."""
         return bool(re.search(r"(?:feature|batch)_group_count=(?!1\b)\d+", self.text))

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import optax
 
-from benchmarks import frame
 from experiments import factories
 from fedjax_inv import local, models, platforms, rounds, schedules
 from fedjax_inv.algorithms import LISTED
@@ -39,11 +38,8 @@ class Workload(NamedTuple):
     @property
     def title(self) -> str:
         """The workload in words."""
-        return (
-            f"{self.network}: {self.cohort} of {self.num_clients} clients a round, "
-            f"{self.num_examples} examples each, batch {self.batch_size}, "
-            f"{self.client_steps} client-steps"
-        )
+        clients = f"{self.cohort} of {self.num_clients} clients"
+        return f"{self.network}, {clients}, {self.num_examples} examples, batch {self.batch_size}"
 
 
 WORKLOADS = {
@@ -72,26 +68,15 @@ class _PflCifar(nn.Module):
         return nn.Dense(10)(nn.relu(nn.Dense(128)(x)))
 
 
-class _LeNet(nn.Module):
-    """The MNIST network of McMahan et al. 2017."""
-
-    conv: lowerings.Conv
-
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        for features in (32, 64):
-            conv = nn.Conv(features, (5, 5), conv_general_dilated=self.conv)
-            x = lowerings.max_pool(nn.relu(conv(x)), 2)
-        return nn.Dense(10)(nn.relu(nn.Dense(512)(x.reshape(x.shape[0], -1))))
-
-
 def model_of(network: str, whole: bool = False) -> Model:
     """A network by its name; whole: without a body, as a player of FL Games owns it."""
-    if network.startswith("mlp"):  # mlp, or mlp_64 with one layer of 64 units
-        widths = [int(width) for width in network.split("_")[1:]] or [390, 390]
-        return models.mlp(10, widths=widths, cut=0 if whole else None)
-    module = {"pfl_cifar": _PflCifar, "lenet": _LeNet}[network]
-    return models.from_blocks([module(lowerings.lowering("auto"))], 0)
+    if network == "pfl_cifar":
+        return models.from_blocks([_PflCifar(lowerings.lowering("auto"))], 0)
+    if network == "lenet":  # of McMahan et al. 2017 on MNIST
+        return models.leaf_cnn(10, widths=(32, 64, 512))
+    # mlp, or mlp_64 with one layer of 64 units
+    widths = [int(width) for width in network.split("_")[1:]] or [390, 390]
+    return models.mlp(10, widths=widths, cut=0 if whole else None)
 
 
 class Job(NamedTuple):
@@ -108,7 +93,7 @@ class Job(NamedTuple):
     num_rounds: int = 1  # of a call
     known: bool = True  # whether an accelerator knows the number of steps when it compiles
     quick: bool = False  # whether it compiles sooner, to code that runs longer
-    dtype: Any = np.uint8  # of the examples; float32 is what other simulators hold
+    floats: bool = False  # whether examples are float32, as other simulators hold them
 
 
 def noise(job: Job) -> Federation:
@@ -116,10 +101,9 @@ def noise(job: Job) -> Federation:
     generator, workload = np.random.default_rng(0), job.workload
     num_examples = workload.num_clients * workload.num_examples
     shape = num_examples, *workload.shape
-    if job.dtype == np.uint8:
-        x = generator.integers(0, 256, shape, job.dtype)
-    else:
-        x = generator.random(shape, job.dtype)
+    x = generator.integers(0, 256, shape, np.uint8)
+    if job.floats:
+        x = x / np.float32(255)
     y = generator.integers(0, 10, num_examples, np.int32)
     domain = y % 2 if factories.facts(job.algorithm).needs_domains else None
     parts = np.split(np.arange(num_examples), workload.num_clients)
@@ -148,25 +132,22 @@ UNEQUAL = {f"{name}_unequal": job._replace(known=False) for name, job in ROUNDS.
 JOBS = ROUNDS | UNEQUAL | METHODS
 
 
-class Parts(NamedTuple):
-    """The functions of a job."""
+def parts(job: Job) -> tuple[Callable[..., rounds.State], Callable[..., Any]]:
+    """The functions of a job, to be traced for the platform that is current.
 
-    start: Callable[[Array, Federation], rounds.State]  # from the seeds' keys
-    advance: Callable[[rounds.State, Cohort, Federation], Any]  # plays rounds, and reports
-
-
-def parts(job: Job) -> Parts:
-    """The functions of a job, to be traced for the platform that is current."""
+    The first makes the state, from (the seeds' keys, the federation); the second plays rounds and
+    reports, from (state, cohorts, federation).
+    """
     workload, algorithm = job.workload, job.algorithm
     model = model_of(workload.network, whole=algorithm == "fl_games")
     optimizer = optax.sgd(workload.learning_rate, job.momentum)
-    batches = -(-workload.num_examples // workload.batch_size)
     momentum = job.momentum or 0.0
     if job.num_steps:
         work = local.steps(
             optimizer, batch_size=workload.batch_size, num_steps=job.num_steps, momentum=momentum
         )
     else:
+        batches = -(-workload.num_examples // workload.batch_size)
         work = local.epochs(
             optimizer,
             batch_size=workload.batch_size,
@@ -195,22 +176,15 @@ def parts(job: Job) -> Parts:
             return rounds.run(made, state, cohort, data, axis=axis)
 
     if job.num_seeds > 1:
-        return Parts(jax.vmap(start, (0, None)), jax.vmap(advance, (0, None, None)))
-    return Parts(lambda keys, data: start(keys[0], data), advance)
+        return jax.vmap(start, (0, None)), jax.vmap(advance, (0, None, None))
+    return lambda keys, data: start(keys[0], data), advance
 
 
 def cohorts(job: Job, num_rounds: int) -> Cohort:
     """The cohorts of rounds."""
-    workload = job.workload
-    if workload.cohort == workload.num_clients:
-        return jax.device_get(schedules.everyone(workload.num_clients, num_rounds))
-
-    @jax.jit
-    def drawn() -> Cohort:
-        key = jax.random.key(2)
-        return schedules.sampled(key, workload.num_clients, workload.cohort, num_rounds)
-
-    return jax.device_get(drawn())
+    draw, num_clients = schedules.attending(job.workload.cohort), job.workload.num_clients
+    drawn = jax.jit(lambda key: draw(key, num_clients, num_rounds))
+    return jax.device_get(drawn(jax.random.key(2)))
 
 
 class Round(NamedTuple):
@@ -238,12 +212,6 @@ class Engine:
         memory = self._compiled.memory_analysis()
         self.temporary_bytes: int = memory.temp_size_in_bytes if memory else 0
 
-    @property
-    def num_parameters(self) -> int:
-        """The parameters of the network."""
-        params = self.state.server.variables.params
-        return sum(leaf.size for leaf in jax.tree.leaves(params))
-
     def _cohort(self) -> Cohort:
         first = self._num_calls % _CALLS * self._job.num_rounds
         last = first + self._job.num_rounds
@@ -251,17 +219,13 @@ class Engine:
 
     def round(self) -> Round:
         """Calls the program once more."""
-        cohort = self._cohort()
-        reports: list[rounds.Report] = []
-
-        def advance() -> rounds.State:
-            self.state, found = self._compiled(self.state, cohort, self._data)
-            reports.extend(found)
-            return self.state
-
-        seconds = frame.seconds(advance)
+        cohort = jax.block_until_ready(self._cohort())
+        began = time.perf_counter()
+        made = self._compiled(self.state, cohort, self._data)
+        self.state, (*_, report) = jax.block_until_ready(made)
+        seconds = time.perf_counter() - began
         self._num_calls += 1
-        job, here = self._job, np.asarray(reports[-1].present)
-        batches = -(-np.asarray(reports[-1].size) // job.workload.batch_size)
+        job, here = self._job, np.asarray(report.present)
+        batches = -(-np.asarray(report.size) // job.workload.batch_size)
         steps = here * (job.num_steps or batches * job.workload.num_epochs)
         return Round(seconds, int(steps.sum()))

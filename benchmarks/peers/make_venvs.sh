@@ -2,7 +2,7 @@
 # One virtual environment for each simulator that benchmarks/peers.py runs beside ours.
 # None of them is a dependency of the project, and none shares an environment with another.
 #
-#   benchmarks/peers/make_venvs.sh FOLDER [pytorch|pfl|fedlab|flower ...]
+#   benchmarks/peers/make_venvs.sh FOLDER [pytorch|pfl|flower ...]
 #
 # Makes FOLDER/pytorch, FOLDER/pfl, ... (all by default; again is harmless), for
 # `python -m benchmarks.peers --venvs=FOLDER`. Goes on when one cannot be made.
@@ -18,31 +18,21 @@ TORCH=${TORCH:-torch==2.13.0}
 [ $# -ge 1 ] || { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; }
 folder=$1
 shift
-[ $# -ge 1 ] || set -- pytorch pfl fedlab flower
+[ $# -ge 1 ] || set -- pytorch pfl flower
 
 requirements() {
   case $1 in
     pytorch) echo numpy ;;
     pfl) echo pfl==0.6.0 ;;
-    # What it needs of its own requirements; torchvision is below.
-    fedlab) echo munch numpy pandas pillow pynvml scikit-learn tqdm setuptools wheel ;;
     flower) echo 'flwr[simulation]==1.41.0' ;;
     *) return 1 ;;
   esac
 }
 
-# FedLab imports torchvision for data sets that the runner does not use, and not every build of
-# PyTorch has a torchvision that fits: an empty module takes its place.
-fedlab_itself() {
-  "$1/bin/pip" install --quiet --no-deps --no-build-isolation fedlab==1.3.0 &&
-    echo 'transforms = None' > "$("$1/bin/python" -c 'import site; print(site.getsitepackages()[0])')/torchvision.py"
-}
-
 make_one() {
   local venv=$2 wanted
   wanted=$(requirements "$1") && "$PYTHON" -m venv "$venv" &&
-    "$venv/bin/pip" install --quiet "$TORCH" && "$venv/bin/pip" install --quiet "$TORCH" $wanted &&
-    { [ "$1" != fedlab ] || fedlab_itself "$venv"; }
+    "$venv/bin/pip" install --quiet "$TORCH" && "$venv/bin/pip" install --quiet "$TORCH" $wanted
 }
 
 failed=''

@@ -32,21 +32,12 @@ class Job(NamedTuple):
     device: str  # cpu or cuda
 
 
-def conv_network(channels: int, window: int, padding: int, pool_first: bool, sizes: Any) -> Any:
+def conv_network(channels: int, window: int, padding: int, pools: int, sizes: Any) -> Any:
     """Two convolutions and two dense layers, all but the last followed by a ReLU."""
-    pool = [nn.MaxPool2d(2)]
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, window, padding=padding),
-        nn.ReLU(),
-        *(pool if pool_first else []),
-        nn.Conv2d(32, 64, window, padding=padding),
-        nn.ReLU(),
-        *pool,
-        nn.Flatten(),
-        nn.Linear(sizes[0], sizes[1]),
-        nn.ReLU(),
-        nn.Linear(sizes[1], 10),
-    )
+    first = nn.Conv2d(channels, 32, window, padding=padding), nn.ReLU()
+    second = nn.Conv2d(32, 64, window, padding=padding), nn.ReLU()
+    dense = nn.Flatten(), nn.Linear(*sizes), nn.ReLU(), nn.Linear(sizes[1], 10)
+    return nn.Sequential(*first, *[nn.MaxPool2d(2)] * pools, *second, nn.MaxPool2d(2), *dense)
 
 
 def mlp() -> Any:
@@ -57,8 +48,8 @@ def mlp() -> Any:
 
 # Name -> (shape of an example, network)
 NETWORKS = {
-    "pfl_cifar": ((3, 32, 32), lambda: conv_network(3, 3, 0, False, (64 * 14 * 14, 128))),
-    "lenet": ((1, 28, 28), lambda: conv_network(1, 5, 2, True, (64 * 7 * 7, 512))),
+    "pfl_cifar": ((3, 32, 32), lambda: conv_network(3, 3, 0, 0, (64 * 14 * 14, 128))),
+    "lenet": ((1, 28, 28), lambda: conv_network(1, 5, 2, 1, (64 * 7 * 7, 512))),
     "mlp": ((1, 28, 28), mlp),
 }
 
