@@ -47,9 +47,10 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     constants, record = _constants(assembled, cells), folder / "result.json"
     # The report of finished runs gets the data of the first seed alone.
     known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
-    for name, of in known.constants.items() if known else ():
-        mine = {seed: one for seed, one in of.items() if int(seed) in config.seeds}
-        constants[name] = mine | constants.get(name, {})
+    before = known.constants if known else {}
+    for name, of_seed in constants.items():
+        of = before.get(name, {}).items()
+        constants[name] = {seed: one for seed, one in of if int(seed) in config.seeds} | of_seed
     text = tables.write(folder, results, more=more, constants=constants, **options)
     write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in cells])
     if cells[0].folder != folder:  # a cell in the run folder has written its result already

@@ -65,7 +65,7 @@ def test_without_rho_it_is_fedavg() -> None:
 
 
 def test_the_first_pass_moves_the_statistics() -> None:
-    model, (x, y) = federations.normed(), federations.federation().data
+    model, (x, y, _) = federations.normed(), federations.federation().data
     variables = federations.initial(model, jax.random.key(0))
     batch, plain = Batch(x, y, jnp.ones(len(y), bool)), averaging.gradient(model)
 
