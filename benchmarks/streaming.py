@@ -26,6 +26,8 @@ from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
 from fedjax_inv.devices import ClientShards, Layout, SharedExamples
+from fedjax_inv.inputs import Inputs
+from fedjax_inv.one_run import Experiment
 from fedjax_inv.types import Cohort, Tree
 
 _SIZE = 20  # examples of a client
@@ -53,7 +55,7 @@ def made(path: Path, num_clients: int, high: int, dtype: Any, shape: tuple[int, 
     return np.memmap(path, dtype, "r", shape=(num_clients * _SIZE, *shape))
 
 
-def inputs(num_clients: int) -> program.Inputs:
+def inputs(num_clients: int) -> Inputs:
     """The inputs of a run whose clients' rows follow each other; nothing is evaluated."""
     order: Any = np.arange(num_clients * _SIZE, dtype=np.int32)[None]
     start: Any = np.arange(num_clients, dtype=np.int32)[None] * _SIZE
@@ -62,10 +64,10 @@ def inputs(num_clients: int) -> program.Inputs:
     valid = ClientShards(order, none, none)
     test = SharedExamples(order, none[:, :1], none[:, :1])
     seed: Any = np.zeros(1, np.int32)
-    return program.Inputs({}, seed, ClientShards(order, start, size), valid, test, none)
+    return Inputs({}, seed, ClientShards(order, start, size), valid, test, none)
 
 
-def rate(made: program.Program, data: Any, given: program.Inputs, cohorts: Cohort) -> float:
+def rate(made: program.Program, data: Any, given: Inputs, cohorts: Cohort) -> float:
     """Rounds a second, by the median segment; the first one compiles."""
     training, times = made.init(data, given), []
     for first in range(0, cohorts.who.shape[1], _EVERY):
@@ -90,7 +92,7 @@ def rows(options: Options) -> Iterator[Row]:
     given, source = inputs(options.clients), stored.of_arrays(x, y)
     model = models.mlp(10)
     work = local.epochs(optax.sgd(0.1), batch_size=10)
-    resident = program.make(program.Experiment(model, lambda hyper: fedavg.fedavg(model, work)))
+    resident = program.make(Experiment(model, lambda hyper: fedavg.fedavg(model, work)))
     streamed = streaming.streamed(resident, source, given, cohorts, Layout(), every=_EVERY)
     speed = rate(streamed, None, given, cohorts)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, freezing, platforms, polyak, program, rounds
+from fedjax_inv import devices, freezing, platforms, rounds, weight_averages
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, Splits
 from fedjax_inv.fit import LOCAL, LocalTraining, plan
+from fedjax_inv.inputs import group_names
 from fedjax_inv.models import Scaling
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Examples, Federation, Model, Tree, Variables, Work
@@ -161,7 +162,7 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
         plain = freezing.train_only(of, model, trained) if trained else of(model)
         if config.average:
             first = config.average_from - 1
-            plain = polyak.averaged(plain, decay=config.average, first=first)
+            plain = weight_averages.averaged(plain, decay=config.average, first=first)
         return build.with_rule(config, cell.algorithm, plain)
 
     made.FACTS = build.facts(config, cell.algorithm)  # type: ignore[attr-defined]
@@ -436,7 +437,7 @@ def _check_watching(assembled: Assembled) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
     config, cells = assembled.config, assembled.cells
     of_first = [*assembled.splits[cells[0].held_out].values()]
-    build.check_evaluations(config, assembled.task, len(program.group_names(of_first)))
+    build.check_evaluations(config, assembled.task, len(group_names(of_first)))
     if config.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
         build.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)

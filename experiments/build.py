@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, freezing, missing, models, objectives, program, schedules
+from fedjax_inv import checks, freezing, late_uploads, models, objectives, schedules
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.data import augment, federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
+from fedjax_inv.inputs import schedule_key
 from fedjax_inv.objectives import Score
 from fedjax_inv.plan import Evaluations
 from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Loss, Model, Tree, Variables, Work
@@ -486,7 +487,7 @@ def check_clients(config: Config, num_clients: int) -> None:
 def with_rule(config: Config, name: str, algorithm: Algorithm) -> Algorithm:
     """The algorithm with the rule of --missing. name: the algorithm's."""
     try:
-        return missing.with_rule(algorithm, config.missing)
+        return late_uploads.with_rule(algorithm, config.missing)
     except UsageError as error:
         where = f"--missing={config.missing} --algorithm={name}"
         raise in_flags(error, where, {"algorithm": ""}) from None
@@ -537,7 +538,7 @@ def _arrival(key: Array, num_clients: int, sparse: float, frequency: float) -> A
 
 def is_sparse(config: Config, num_clients: int, seed: int) -> np.ndarray:
     """[C] bool: which clients of a run are sparse, so that --frequency applies to them."""
-    key = program.schedule_key(seed)
+    key = schedule_key(seed)
     return np.asarray(_arrival(key, num_clients, config.sparse, 0.5)) < 1
 
 

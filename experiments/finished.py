@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
+from fedjax_inv.inputs import Run
+from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
-from fedjax_inv.program import Run, Training
 from fedjax_inv.types import Algorithm, Array, Tree
 
 from . import assemble, build, config, factories, selection

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedjax_inv.program import Run
+from fedjax_inv.inputs import Run
 
 from . import build, draws, factories
 from .config import Config

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedjax_inv import objectives, program
+from fedjax_inv import objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.inputs import group_names, groups
 from fedjax_inv.types import Algorithm, Tree
 
 from . import finished, metrics
@@ -65,8 +66,8 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     """The validation examples of each client, and those that no client has, as in training."""
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
-    split, names = splits[seed], program.group_names([*splits.values()])
-    of_seeds = program.groups(np.stack([each.domain for each in splits.values()]))
+    split, names = splits[seed], group_names([*splits.values()])
+    of_seeds = groups(np.stack([each.domain for each in splits.values()]))
     group = of_seeds[[*splits].index(seed)]
     data = jax.tree.map(np.asarray, assembled.data)
 

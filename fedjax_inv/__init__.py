@@ -10,8 +10,8 @@ from fedjax_inv import communication as communication
 from fedjax_inv import data as data
 from fedjax_inv import devices as devices
 from fedjax_inv import evaluation as evaluation
+from fedjax_inv import inputs as inputs
 from fedjax_inv import local as local
-from fedjax_inv import missing as missing
 from fedjax_inv import models as models
 from fedjax_inv import objectives as objectives
 from fedjax_inv import permutation as permutation

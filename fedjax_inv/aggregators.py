@@ -10,10 +10,10 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, tree
-from fedjax_inv.types import Aggregator, Array, Slots, Tree
+from fedjax_inv import checks, tree, types
+from fedjax_inv.types import Array, Tree
 
-Weight = Callable[[Slots], Array]  # slots -> [S], how much each counts if it is present
+Weight = Callable[[types.Slots], Array]  # slots -> [S], how much each counts if it is present
 
 
 class _Sum(NamedTuple):
@@ -30,17 +30,17 @@ class Stack(NamedTuple):
     size: Array  # [S] int32, examples of the client
 
 
-def by_size(slots: Slots) -> Array:
+def by_size(slots: types.Slots) -> Array:
     """Return the weight of each client [S]: its number of examples, as in FedAvg."""
     return slots.size.astype(jnp.float32)
 
 
-def uniform(slots: Slots) -> Array:
+def uniform(slots: types.Slots) -> Array:
     """Return the weight of each client [S]: 1."""
     return jnp.ones(slots.size.shape)
 
 
-def by_age(slots: Slots) -> Array:
+def by_age(slots: types.Slots) -> Array:
     """Return the weight of each client [S]: 1 / sqrt(1 + the rounds since it heard the server).
 
     Nguyen et al. 2022 (FedBuff). The sum is divided by that of the weights, in the paper by the
@@ -60,7 +60,7 @@ def weight_of(weighting: str | Weight) -> Weight:
     return _WEIGHTS[weighting]
 
 
-def _weights(weight: Weight, slots: Slots) -> Array:
+def _weights(weight: Weight, slots: types.Slots) -> Array:
     """Return the weights of slots [S], 0 for absent ones."""
     weights = weight(slots)
     chex.assert_equal_shape([weights, slots.size])
@@ -71,7 +71,7 @@ def _zeros(upload: Tree, *leading: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.zeros((*leading, *leaf.shape), leaf.dtype), upload)
 
 
-def mean(weight: Weight = by_size) -> Aggregator:
+def mean(weight: Weight = by_size) -> types.Aggregator:
     """Return an aggregator for the weighted mean over present clients; 0 if all weights are 0."""
 
     def init(upload: Tree, num_slots: int) -> _Sum:
@@ -79,7 +79,7 @@ def mean(weight: Weight = by_size) -> Aggregator:
         none = tree.weighted_sum(_zeros(upload, 0), jnp.zeros(0))  # its dtypes
         return _Sum(none, jnp.zeros(()))
 
-    def add(total: _Sum, uploads: Tree, slots: Slots) -> _Sum:
+    def add(total: _Sum, uploads: Tree, slots: types.Slots) -> _Sum:
         weights = _weights(weight, slots)
         return _Sum(
             jax.tree.map(jnp.add, total.values, tree.weighted_sum(uploads, weights)),
@@ -90,13 +90,13 @@ def mean(weight: Weight = by_size) -> Aggregator:
         divisor = jnp.where(total.weight > 0, total.weight, 1.0)
         return jax.tree.map(lambda leaf: leaf / divisor.astype(leaf.dtype), total.values)
 
-    return Aggregator(init, add, finish)
+    return types.Aggregator(init, add, finish)
 
 
-def total() -> Aggregator:
+def total() -> types.Aggregator:
     """Return an aggregator for the sum over present clients."""
 
-    def add(accumulator: Tree, uploads: Tree, slots: Slots) -> Tree:
+    def add(accumulator: Tree, uploads: Tree, slots: types.Slots) -> Tree:
         del slots
         return jax.tree.map(lambda a, leaf: a + leaf.sum(0), accumulator, uploads)
 
@@ -104,25 +104,27 @@ def total() -> Aggregator:
         del num_slots
         return jax.tree.map(lambda leaf: leaf.sum(0), _zeros(upload, 0))  # its dtypes
 
-    return Aggregator(init, add, lambda accumulator: accumulator)
+    return types.Aggregator(init, add, lambda accumulator: accumulator)
 
 
-def count() -> Aggregator:
+def count() -> types.Aggregator:
     """Return an aggregator for the number of present clients []; their uploads may be empty."""
     return weight_sum(uniform)
 
 
-def weight_sum(weight: Weight = by_size) -> Aggregator:
+def weight_sum(weight: Weight = by_size) -> types.Aggregator:
     """Return an aggregator for the sum of weights of present clients []; uploads may be empty."""
 
-    def add(accumulator: Array, uploads: Tree, slots: Slots) -> Array:
+    def add(accumulator: Array, uploads: Tree, slots: types.Slots) -> Array:
         del uploads
         return accumulator + _weights(weight, slots).sum()
 
-    return Aggregator(lambda upload, num_slots: jnp.zeros(()), add, lambda accumulator: accumulator)
+    return types.Aggregator(
+        lambda upload, num_slots: jnp.zeros(()), add, lambda accumulator: accumulator
+    )
 
 
-def stacked() -> Aggregator:
+def stacked() -> types.Aggregator:
     """Return an aggregator for all uploads as a `Stack`; it needs memory for the whole cohort."""
 
     def init(upload: Tree, num_slots: int) -> Stack:
@@ -133,16 +135,16 @@ def stacked() -> Aggregator:
             jnp.zeros(num_slots, jnp.int32),
         )
 
-    def add(stack: Stack, uploads: Tree, slots: Slots) -> Stack:
+    def add(stack: Stack, uploads: Tree, slots: types.Slots) -> Stack:
         # An absent slot writes nothing, so that a padding slot cannot overwrite a real one.
         index = jnp.where(slots.present, slots.position, stack.present.shape[0])
         new = Stack(uploads, slots.present, slots.who, slots.size)
         return tree.put(stack, index, new)
 
-    return Aggregator(init, add, lambda stack: stack)
+    return types.Aggregator(init, add, lambda stack: stack)
 
 
-def combine(of_parts: Tree) -> Aggregator:
+def combine(of_parts: Tree) -> types.Aggregator:
     """Return one aggregator for uploads with several parts.
 
         aggregators.combine((aggregators.mean(), aggregators.total()))  # of uploads (a, b)
@@ -151,13 +153,15 @@ def combine(of_parts: Tree) -> Aggregator:
       of_parts: an aggregator for each part, in a record, tuple or dict like that of the upload.
     """
     structure: Any
-    each, structure = jax.tree.flatten(of_parts, is_leaf=lambda node: isinstance(node, Aggregator))
+    each, structure = jax.tree.flatten(
+        of_parts, is_leaf=lambda node: isinstance(node, types.Aggregator)
+    )
 
     def init(upload: Tree, num_slots: int) -> list[Tree]:
         parts = structure.flatten_up_to(upload)
         return [a.init(part, num_slots) for a, part in zip(each, parts, strict=True)]
 
-    def add(total: list[Tree], uploads: Tree, slots: Slots) -> list[Tree]:
+    def add(total: list[Tree], uploads: Tree, slots: types.Slots) -> list[Tree]:
         parts = zip(each, total, structure.flatten_up_to(uploads), strict=True)
         return [a.add(accumulator, part, slots) for a, accumulator, part in parts]
 
@@ -165,4 +169,4 @@ def combine(of_parts: Tree) -> Aggregator:
         pairs = zip(each, total, strict=True)
         return structure.unflatten([a.finish(accumulator) for a, accumulator in pairs])
 
-    return Aggregator(init, add, finish)
+    return types.Aggregator(init, add, finish)

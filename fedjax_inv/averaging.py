@@ -13,38 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, models, objectives, servers, tree
-from fedjax_inv.types import (
-    Aggregator,
-    Algorithm,
-    Array,
-    Batch,
-    Cohort,
-    Exchange,
-    GradFn,
-    Halves,
-    InitClient,
-    Local,
-    LocalGradFn,
-    Loss,
-    Model,
-    Reply,
-    Setup,
-    Shard,
-    Step,
-    Trained,
-    Tree,
-    Update,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, checks, local, models, objectives, servers, tree, types
+from fedjax_inv.types import Array, Tree
 
 
 class Message(NamedTuple):
     """The message of the server."""
 
-    variables: Variables  # the shared variables of the network
+    variables: types.Variables  # the shared variables of the network
     side: Tree
 
 
@@ -59,15 +35,22 @@ class Upload(NamedTuple):
 class Own(NamedTuple):
     """The state of a client that has variables of its own."""
 
-    variables: Variables
+    variables: types.Variables
     has_trained: Array | np.bool_  # [] bool, whether the client has had a turn
 
 
-def variables_of(own: Own, newcomer: Variables) -> Variables:
+def variables_of(own: Own, newcomer: types.Variables) -> types.Variables:
     """Return a client's own variables, or before its first turn those of a newcomer."""
     if checks.is_concrete(own.has_trained):  # then the program depends on one of the two alone
         return own.variables if own.has_trained else newcomer
     return optax.tree.where(own.has_trained, own.variables, newcomer)
+
+
+class MeasuredRisk(NamedTuple):
+    """The state of a client that measures its mean loss in one exchange, for another one."""
+
+    risk: Array  # [] R_i
+    round: Array  # [] int32, the round in which it was measured; -1 before the first
 
 
 class SideState(NamedTuple):
@@ -78,32 +61,42 @@ class SideState(NamedTuple):
     one of all uploads, and `update` makes the new state.
     """
 
-    init: Callable[[Setup], Tree] = lambda setup: ()  # the state before the first round
+    init: Callable[[types.Setup], Tree] = lambda setup: ()  # the state before the first round
     send: Callable[[Tree], Tree] = lambda state: ()  # state -> its part of the message
-    upload: Callable[[Visit, Trained], Tree] = lambda visit, trained: ()
-    aggregate: Aggregator = aggregators.total()
+    upload: Callable[[types.Visit, types.Trained], Tree] = lambda visit, trained: ()
+    aggregate: types.Aggregator = aggregators.total()
     # (state, aggregated upload, mean delta) -> state; of statistics the delta is their change
-    update: Callable[[Tree, Tree, Variables], Tree] = lambda state, aggregated, delta: state
+    update: Callable[[Tree, Tree, types.Variables], Tree] = lambda state, aggregated, delta: state
 
 
 def risk(
-    model: Model, loss: Loss, params: Halves, stats: Halves, batch: Batch, key: Array
-) -> tuple[Array, Halves]:
+    model: types.Model,
+    loss: types.Loss,
+    params: types.Halves,
+    stats: types.Halves,
+    batch: types.Batch,
+    key: Array,
+) -> tuple[Array, types.Halves]:
     """Return (mean loss over the batch's real examples [], new statistics) in training mode."""
-    variables = Variables(params, stats)
+    variables = types.Variables(params, stats)
     outputs, stats = models.apply(model, variables, batch.x, batch.mask, True, key)
     return loss(outputs, batch.y, batch.mask), stats
 
 
 def mean_loss(
-    model: Model, loss: Loss, variables: Variables, shard: Shard, *, batch_size: int
+    model: types.Model,
+    loss: types.Loss,
+    variables: types.Variables,
+    shard: types.Shard,
+    *,
+    batch_size: int,
 ) -> Array:
     """Return the mean loss [] over all examples of a client, in evaluation mode; 0 if it has none.
 
     `batch_size` examples at once change only time and memory.
     """
 
-    def total(batch: Batch) -> Array:
+    def total(batch: types.Batch) -> Array:
         outputs = models.predict(model, variables, batch.x)
         value = loss(outputs, batch.y, batch.mask)
         return tree.wide(value) * batch.mask.sum()
@@ -116,7 +109,7 @@ def embedding(features: Array) -> Array:
     return features.mean(tuple(range(1, features.ndim - 1)))
 
 
-def output_shapes(model: Model, setup: Setup) -> tuple[Tree, Array]:
+def output_shapes(model: types.Model, setup: types.Setup) -> tuple[Tree, Array]:
     """Return the shapes and dtypes of the outputs of the body and of the network for one input."""
 
     def outputs(x: Tree) -> tuple[Tree, Array]:
@@ -127,15 +120,15 @@ def output_shapes(model: Model, setup: Setup) -> tuple[Tree, Array]:
     return jax.eval_shape(outputs, setup.sample)
 
 
-def gradient(model: Model, loss: Loss = objectives.cross_entropy) -> GradFn:
+def gradient(model: types.Model, loss: types.Loss = objectives.cross_entropy) -> types.GradFn:
     """Return the gradient of `risk`; its steps report the risk as "loss"."""
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-        def of(params: Halves) -> tuple[Array, Halves]:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
+        def of(params: types.Halves) -> tuple[Array, types.Halves]:
             return risk(model, loss, params, variables.stats, batch, key)
 
         (value, stats), grads = jax.value_and_grad(of, has_aux=True)(variables.params)
-        return Step(grads, stats, {"loss": value})
+        return types.Step(grads, stats, {"loss": value})
 
     return grad_fn
 
@@ -146,18 +139,18 @@ def uniform_over(has_examples: Array) -> Array:
 
 
 def serving_the_server(
-    model: Model,
+    model: types.Model,
     server_optimizer: optax.GradientTransformation,
-    exchanges: tuple[Exchange, ...],
+    exchanges: tuple[types.Exchange, ...],
     *,
-    init_client: InitClient = lambda server, who: (),
-    side: Callable[[Setup], Tree] = lambda setup: (),
-) -> Algorithm:
+    init_client: types.InitClient = lambda server, who: (),
+    side: Callable[[types.Setup], Tree] = lambda setup: (),
+) -> types.Algorithm:
     """Return an algorithm whose server is a `servers.Server`, whose network serves all clients.
 
     `side` gives the method's own state on the server before the first round.
     """
-    return Algorithm(
+    return types.Algorithm(
         lambda setup: servers.init(server_optimizer, setup.variables, side(setup)),
         init_client,
         exchanges,
@@ -167,21 +160,21 @@ def serving_the_server(
 
 
 def averaging(
-    model: Model,
-    work: Work,
-    gradient_from: Callable[[Visit], GradFn | LocalGradFn],
+    model: types.Model,
+    work: types.Work,
+    gradient_from: Callable[[types.Visit], types.GradFn | types.LocalGradFn],
     *,
     server_optimizer: optax.GradientTransformation,
     weighting: str | aggregators.Weight,
-    init_client: InitClient = lambda server, who: (),
-    start: Callable[[Visit], Local] | None = None,
-    remember: Callable[[Visit, Trained], Tree] = lambda visit, trained: visit.own,
-    shared: Callable[[Variables], Variables] = lambda variables: variables,
-    serve: Callable[[servers.Server, Tree], Variables] | None = None,
+    init_client: types.InitClient = lambda server, who: (),
+    start: Callable[[types.Visit], types.Local] | None = None,
+    remember: Callable[[types.Visit, types.Trained], Tree] = lambda visit, trained: visit.own,
+    shared: Callable[[types.Variables], types.Variables] = lambda variables: variables,
+    serve: Callable[[servers.Server, Tree], types.Variables] | None = None,
     side: SideState | None = None,
-    scale_delta: Callable[[Visit, Trained], Array] | None = None,
-    server_delta: Callable[[Tree, Variables, Tree], Variables] | None = None,
-) -> Algorithm:
+    scale_delta: Callable[[types.Visit, types.Trained], Array] | None = None,
+    server_delta: Callable[[Tree, types.Variables, Tree], types.Variables] | None = None,
+) -> types.Algorithm:
     """Return FedAvg whose clients step along `gradient_from(visit)`.
 
     Args:
@@ -207,18 +200,18 @@ def averaging(
     """
     beside, begin = side or SideState(), start or (lambda visit: work.init(visit.message.variables))
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         trained = work.run(gradient_from(visit), begin(visit), visit.shard, visit.key)
         delta = servers.upload_of(shared(trained.local.variables), visit.message.variables)
         if scale_delta:
             delta = _scaled(scale_delta(visit, trained), delta)
         upload = Upload(delta, beside.upload(visit, trained))
-        return Reply(remember(visit, trained), upload, trained.metrics)
+        return types.Reply(remember(visit, trained), upload, trained.metrics)
 
     def predict(server: servers.Server, own: Tree, x: Tree) -> Array:
         return models.predict(model, serve(server, own) if serve else server.variables, x)
 
-    exchange = Exchange(
+    exchange = types.Exchange(
         lambda server: Message(server.variables, beside.send(server.side)),
         client,
         _aggregate(weighting, beside),
@@ -227,7 +220,7 @@ def averaging(
         # would be applied twice.
         blank=_blank if side is None else None,
     )
-    return Algorithm(
+    return types.Algorithm(
         lambda setup: servers.init(server_optimizer, shared(setup.variables), beside.init(setup)),
         init_client,
         (exchange,),
@@ -237,7 +230,7 @@ def averaging(
     )
 
 
-def _scaled(factor: Array, delta: Variables) -> Variables:
+def _scaled(factor: Array, delta: types.Variables) -> types.Variables:
     chex.assert_shape(factor, ())
     return delta._replace(params=tree.scaled(factor, delta.params))
 
@@ -247,7 +240,7 @@ def _blank(server: servers.Server) -> Upload:
     return Upload(optax.tree.zeros_like(server.variables), ())
 
 
-def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> Aggregator:
+def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> types.Aggregator:
     """Return the aggregator of `Upload`."""
     weight = aggregators.weight_of(weighting)
     mean, total = aggregators.mean(weight), aggregators.weight_sum(weight)
@@ -257,11 +250,11 @@ def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> Aggregat
 def _update(
     optimizer: optax.GradientTransformation,
     side: SideState,
-    server_delta: Callable[[Tree, Variables, Tree], Variables] | None,
-) -> Update:
+    server_delta: Callable[[Tree, types.Variables, Tree], types.Variables] | None,
+) -> types.Update:
     """Return the server's step along the mean delta, after the update of the side state."""
 
-    def update(server: servers.Server, mean: Upload, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, mean: Upload, cohort: types.Cohort) -> servers.Server:
         del cohort
         delta = servers.delta_of(server, mean.delta, mean.weight)
         state = side.update(server.side, mean.side, delta)

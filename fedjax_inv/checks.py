@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv.types import Federation, Tree
+from fedjax_inv import types
+from fedjax_inv.types import Tree
 
 
 class UsageError(ValueError):
@@ -142,7 +143,7 @@ def one_of(name: str, value: Any, allowed: Collection[str]) -> None:
         raise UsageError(name, value, f"must be one of {', '.join(allowed)}")
 
 
-def federation(federation: Federation) -> None:
+def federation(federation: types.Federation) -> None:
     """Check that every client's rows are rows of the examples."""
     data, order, start, size = federation
     if not is_concrete((order, start, size)):

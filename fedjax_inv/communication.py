@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_inv import tree
+from fedjax_inv import tree, types
 from fedjax_inv.rounds import State
-from fedjax_inv.types import Algorithm, Federation, Shard, Tree, Visit
+from fedjax_inv.types import Tree
 
 
 class Traffic(NamedTuple):
@@ -22,21 +22,23 @@ def size(shapes: Tree) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def traffic(algorithm: Algorithm, state: State, federation: Federation) -> tuple[Traffic, ...]:
+def traffic(
+    algorithm: types.Algorithm, state: State, federation: types.Federation
+) -> tuple[Traffic, ...]:
     """Return what a client downloads and uploads in each exchange of a round, in their order.
 
     Only shapes are computed; the state and the federation may be shapes, too.
     """
 
-    def shapes(state: State, federation: Federation) -> list[tuple[Tree, Tree]]:
+    def shapes(state: State, federation: types.Federation) -> list[tuple[Tree, Tree]]:
         own = tree.take(state.clients, 0)
         start, size = federation.start[0], federation.size[0]
-        shard = Shard(federation.data, federation.order, start, size, state.round)
+        shard = types.Shard(federation.data, federation.order, start, size, state.round)
         pairs = []
         for exchange in algorithm.exchanges:
             message = exchange.broadcast(state.server)
             undelayed = exchange.broadcast_undelayed(state.server)
-            visit = Visit(message, own, shard, state.round, state.round, state.key, undelayed)
+            visit = types.Visit(message, own, shard, state.round, state.round, state.key, undelayed)
             reply = exchange.client(visit)
             own = reply.own
             pairs.append(((message, undelayed), reply.upload))

@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_inv import axis as axes
-from fedjax_inv import platforms
+from fedjax_inv import platforms, types
 from fedjax_inv.axis import Axis as Axis
 from fedjax_inv.axis import chunked as chunked
 from fedjax_inv.axis import clients_per_device as clients_per_device
@@ -43,7 +43,7 @@ from fedjax_inv.axis import owner as owner
 from fedjax_inv.axis import sharded as sharded
 from fedjax_inv.axis import vmapped as vmapped
 from fedjax_inv.data.federation import rows_of
-from fedjax_inv.types import Array, Examples, Tree
+from fedjax_inv.types import Array, Tree
 
 T = TypeVar("T")
 
@@ -225,10 +225,10 @@ class Layout(NamedTuple):
         if mesh is None:
             return fn
 
-        def on_device(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
+        def on_device(data: types.Examples, inputs: Tree, *rest: Tree) -> Tree:
             return fn(*(local_view(data, inputs) if self.own else (data, inputs)), *rest)
 
-        def run(data: Examples, inputs: Tree, *rest: Tree) -> Tree:
+        def run(data: types.Examples, inputs: Tree, *rest: Tree) -> Tree:
             in_specs = (self._data_spec, self._specs(inputs), *others)
             return axes.over(mesh, on_device, in_specs, results)(data, inputs, *rest)
 
@@ -256,8 +256,11 @@ class Layout(NamedTuple):
         return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
     def place(
-        self, data: Examples, inputs: T, put: Callable[[Tree, NamedSharding], Tree] | None = None
-    ) -> tuple[Examples, T]:
+        self,
+        data: types.Examples,
+        inputs: T,
+        put: Callable[[Tree, NamedSharding], Tree] | None = None,
+    ) -> tuple[types.Examples, T]:
         """Place data and inputs, equal on each process, on the devices as the program expects them.
 
         The last run is repeated until the devices share the runs evenly. With `own`, data become
@@ -425,7 +428,7 @@ def _put(tree: T, where: NamedSharding) -> T:
     return jax.tree.map(leaf, tree)
 
 
-def local_view(data: Examples, inputs: T) -> tuple[Examples, T]:
+def local_view(data: types.Examples, inputs: T) -> tuple[types.Examples, T]:
     """Return the part of one device, data [m, ...] and shards with an order [R, l].
 
     Data and inputs are as `Layout.place` has placed them with `own`. Inside `over` they are [1, m,

@@ -14,16 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, objectives, tree
-from fedjax_inv.algorithms.fedipg import penalty_schedule
+from fedjax_inv import checks, objectives, penalties, tree, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Array, Batch, GradFn, Halves, Loss, Model, Step, Variables, Visit
+from fedjax_inv.types import Array
 
 # (features of the body [B, ...], outputs [B, ...], batch, members [D, B]) -> P, []
-Penalty = Callable[[Array, Array, Batch, Array], Array]
+Penalty = Callable[[Array, Array, types.Batch, Array], Array]
 
 
-def members_of(batch: Batch, num_domains: int) -> Array:
+def members_of(batch: types.Batch, num_domains: int) -> Array:
     """Return which examples are real ones of each domain, [D, B] bool."""
     if batch.domain is None:
         text = "needs domains; a factory around it has FACTS = Facts(needs_domains=True), too"
@@ -31,7 +30,7 @@ def members_of(batch: Batch, num_domains: int) -> Array:
     return batch.mask & (batch.domain == jnp.arange(num_domains)[:, None])
 
 
-def risks_of(loss: Loss, outputs: Array, batch: Batch, members: Array) -> Array:
+def risks_of(loss: types.Loss, outputs: Array, batch: types.Batch, members: Array) -> Array:
     """Return the mean loss of each domain [D], 0 where it has no member."""
     return jax.vmap(lambda mask: loss(outputs, batch.y, mask))(members)
 
@@ -54,39 +53,39 @@ def spread(values: Array, present: Array) -> Array:
 
 
 def forward(
-    model: Model, params: Halves, stats: Halves, batch: Batch, key: Array
-) -> tuple[Array, Array, Halves]:
+    model: types.Model, params: types.Halves, stats: types.Halves, batch: types.Batch, key: Array
+) -> tuple[Array, Array, types.Halves]:
     """Return (features of the body, outputs, new statistics) in training mode."""
     body_key, head_key = jax.random.split(key)  # as in `models.apply`
     features, body = model.encode(params.body, stats.body, batch.x, batch.mask, True, body_key)
     outputs, head = model.decode(params.head, stats.head, features, batch.mask, True, head_key)
-    return features, outputs, Halves(body, head)
+    return features, outputs, types.Halves(body, head)
 
 
 def penalised(
-    model: Model,
-    loss: Loss,
+    model: types.Model,
+    loss: types.Loss,
     penalty_of: Penalty,
     penalty: float | Array,
     warmup_rounds: int,
     num_domains: int,
     *,
     scale_loss: bool = False,
-) -> Callable[[Visit], GradFn]:
+) -> Callable[[types.Visit], types.GradFn]:
     """Return visit -> the gradient of R + penalty P; a step reports R as "loss", P as "penalty".
 
     The penalty starts after `warmup_rounds`; `scale_loss` divides by max(1, penalty).
     """
-    penalty_at = penalty_schedule(penalty, warmup_rounds, 0.0)
+    penalty_at = penalties.schedule(penalty, warmup_rounds, 0.0)
     checks.integer("num_domains", num_domains)
 
-    def gradient_from(visit: Visit) -> GradFn:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
         now = penalty_at(visit.round)
 
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
             members = members_of(batch, num_domains)
 
-            def objective(params: Halves) -> tuple[Array, tuple[Halves, Array, Array]]:
+            def objective(params: types.Halves) -> tuple[Array, tuple[types.Halves, Array, Array]]:
                 features, outputs, stats = forward(model, params, variables.stats, batch, key)
                 risk = loss(outputs, batch.y, batch.mask)
                 value = penalty_of(tree.wide(features), outputs, batch, members)
@@ -95,7 +94,7 @@ def penalised(
             grads, (stats, risk, value) = jax.grad(objective, has_aux=True)(variables.params)
             if scale_loss:
                 grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
-            return Step(grads, stats, {"loss": risk, "penalty": value})
+            return types.Step(grads, stats, {"loss": risk, "penalty": value})
 
         return grad_fn
 

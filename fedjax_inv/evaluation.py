@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, local, objectives, tree
+from fedjax_inv import devices, local, objectives, tree, types
 from fedjax_inv.rounds import State
-from fedjax_inv.types import Algorithm, Array, Batch, Federation, Loss, Shard, Tree
+from fedjax_inv.types import Array, Tree
 
 _PERSONAL_BATCH = 128  # the largest batch of a personal model, which predicts for one client
 
@@ -46,16 +46,16 @@ class Scores(NamedTuple):
 
 
 def evaluate(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     state: State,
-    federation: Federation,
+    federation: types.Federation,
     *,
     axis: devices.Axis | None = None,
     seen: bool = True,
     batch_size: int = 512,
     needed: Array | bool = True,
-    loss: Loss = objectives.cross_entropy,
-    score: Loss = objectives.accuracy,
+    loss: types.Loss = objectives.cross_entropy,
+    score: types.Loss = objectives.accuracy,
 ) -> Scores:
     """Return every client's mean score and loss on its own examples, each [C].
 
@@ -86,7 +86,7 @@ def evaluate(
 class Set(NamedTuple):
     """Shards to evaluate."""
 
-    shards: Federation  # those of all sets of an evaluation have the same examples
+    shards: types.Federation  # those of all sets of an evaluation have the same examples
     seen: bool = False  # as in `evaluate`
     # whether each device has a part of each shard (`devices.SharedExamples`), and not the shards of
     # the clients that it owns
@@ -94,15 +94,15 @@ class Set(NamedTuple):
 
 
 def evaluate_each(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     state: State,
     sets: Sequence[Set],
     *,
     axis: devices.Axis,
     batch_size: int,
     needed: Array | bool,
-    loss: Loss,
-    score: Loss,
+    loss: types.Loss,
+    score: types.Loss,
 ) -> list[Scores]:
     """Return the scores of several sets of shards, each as `evaluate` does.
 
@@ -129,7 +129,7 @@ def evaluate_each(
     return scores
 
 
-def _here(each: Set, axis: devices.Axis, needed: Array | bool) -> Federation:
+def _here(each: Set, axis: devices.Axis, needed: Array | bool) -> types.Federation:
     """Return the part of shards that this device evaluates; of others it has no example."""
     _, _, start, size = each.shards
     if not each.shared:
@@ -142,12 +142,12 @@ def _here(each: Set, axis: devices.Axis, needed: Array | bool) -> Federation:
 
 
 def _by_example(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     server: Tree,
-    sets: Sequence[Federation],
+    sets: Sequence[types.Federation],
     batch_size: int,
-    score: Loss,
-    loss: Loss,
+    score: types.Loss,
+    loss: types.Loss,
 ) -> list[tuple[Array, Array]]:
     """Return the sums of the scores and of the losses of each shard, for a model that all share.
 
@@ -202,13 +202,13 @@ def _scattered(totals: Array, who: Array, values: Array) -> Array:
 
 
 def _by_client(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     state: State,
     each: Set,
     axis: devices.Axis,
     batch_size: int,
-    score: Loss,
-    loss: Loss,
+    score: types.Loss,
+    loss: types.Loss,
 ) -> tuple[Array, Array]:
     """Return the sums of the scores and of the losses of each client, which has its own model.
 
@@ -223,14 +223,14 @@ def _by_client(
         else:
             own = algorithm.init_client(state.server, who)
 
-        def sums(batch: Batch) -> tuple[Array, Array]:
+        def sums(batch: types.Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
             arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
             if isinstance(score, objectives.Counts):
                 return score.add(*arguments, batch.domain), loss(*arguments) * count
             return score(*arguments) * count, loss(*arguments) * count
 
-        shard = Shard(data, order, start[who], size[who], who)
+        shard = types.Shard(data, order, start[who], size[who], who)
         return (), local.fold(shard, sums, batch_size=batch_size)
 
     everyone = jnp.arange(len(size), dtype=jnp.int32)

@@ -22,7 +22,7 @@ The *grid* has the values of each hyperparameter of a run, in a list by its name
 seeds the network, the minibatches, the cohorts and the draws of examples (by default [0]), and any
 of the settings that are numbers. A run is a combination of values. The runs of a combination follow
 each other, one for each seed; of the combinations, the last hyperparameter varies first. Instead of
-lists it may be the runs themselves (`program.Run`), such as random draws of settings, or runs that
+lists it may be the runs themselves (`inputs.Run`), such as random draws of settings, or runs that
 leave out a domain of a `Dataset` and are tested by it.
 
 *Settings* are the arguments of the algorithm, and those of local training: learning_rate (0.1),
@@ -45,7 +45,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, local, models, platforms, program, schedules
+from fedjax_inv import checks, local, models, platforms, schedules, types
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients as of_clients
@@ -53,14 +53,15 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Splits, mixes_domains
 from fedjax_inv.devices import Devices
 from fedjax_inv.fitted import Fitted
+from fedjax_inv.inputs import Inputs, Run, cohorts, combinations, group_names, of_runs
+from fedjax_inv.one_run import Experiment
 from fedjax_inv.plan import Evaluations, Plan
-from fedjax_inv.program import Experiment, Inputs, Run
 from fedjax_inv.task import check_settings, facts_of, task_of
-from fedjax_inv.types import Algorithm, Array, Cohort, Model, Tree, Work
+from fedjax_inv.types import Array, Tree
 
-Factory = Callable[..., Algorithm]
+Factory = Callable[..., types.Algorithm]
 Optimizer = Callable[..., optax.GradientTransformation]
-Schedule = Callable[[Array, int, int], Cohort]
+Schedule = Callable[[Array, int, int], types.Cohort]
 
 # Settings of local training, whose values may differ between runs.
 LOCAL = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
@@ -71,7 +72,7 @@ _STOPS = ("thresholds", "stop_above", "end_at_stop")
 
 def fit(
     algorithm: Factory,
-    model: Model,
+    model: types.Model,
     clients: Any,
     *,
     rounds: int,
@@ -129,7 +130,7 @@ def fit(
 
 def plan(
     algorithm: Factory,
-    model: Model,
+    model: types.Model,
     clients: Any,
     *,
     rounds: int,
@@ -174,7 +175,7 @@ def plan(
     sizes = np.asarray(inputs.train.size)
     training = LocalTraining(optimizer, batch_size, epochs, steps, local_sizes(batch_size, sizes))
 
-    def build(hyper: Mapping[str, Any]) -> Algorithm:
+    def build(hyper: Mapping[str, Any]) -> types.Algorithm:
         given = {**fixed, **task.settings, **hyper}
         work = training.work({name: given.pop(name, LOCAL[name]) for name in LOCAL})
         return algorithm(model, work, **given)
@@ -182,7 +183,7 @@ def plan(
     _check_values(build, runs)
     attend = _EVERYONE if facts.pooled else schedule
     cohorts, history = _cohorts(attend, inputs, rounds)
-    groups = program.group_names([splits.of_seed[seed] for seed in _seeds(runs)])
+    groups = group_names([splits.of_seed[seed] for seed in _seeds(runs)])
     stops = {name: getattr(evaluations, name) for name in _STOPS}
     experiment = Experiment(
         model,
@@ -220,7 +221,7 @@ def _seeds(runs: Sequence[Run]) -> list[int]:
 def _inputs(
     runs: Sequence[Run], splits: Splits, evaluations: Evaluations, num_classes: int, *, pooled: bool
 ) -> Inputs:
-    return program.inputs(
+    return of_runs(
         runs,
         splits.of_seed,
         pooled=pooled,
@@ -236,14 +237,14 @@ def _inputs(
 def _check(
     model: Any, rounds: int, grid: Any, evaluations: Evaluations, **functions: Callable[..., Any]
 ) -> None:
-    if not isinstance(model, Model):
+    if not isinstance(model, types.Model):
         text = f"is of type {type(model).__name__}, must be a Model, as models.from_flax(module) is"
         raise UsageError("model", ..., text)
     checks.integer("rounds", rounds)
     checks.integer("evaluations", evaluations.every, 1, rounds, ", the rounds")
     checks.one_of("nonfinite", evaluations.nonfinite, _NONFINITE)
     if not isinstance(grid, Mapping | None) and not _are_runs(grid):
-        text = 'must be lists by their names, such as {"seed": [0, 1]}, or runs (`program.Run`)'
+        text = 'must be lists by their names, such as {"seed": [0, 1]}, or runs (`inputs.Run`)'
         raise UsageError("grid", ..., f"{text} with the same hyperparameters")
     for name, function in functions.items():
         checks.function(name, function)
@@ -289,7 +290,7 @@ def _runs(
             if name not in infinite and not checks.is_finite(value):
                 raise UsageError(name, value, "must be a finite number")
     if isinstance(grid, Mapping):
-        return program.grid(seeds, **values), fixed
+        return combinations(seeds, **values), fixed
     first = {name: each[0] for name, each in values.items()}  # of a scheduled rate the only one
     return [run._replace(hyper={**first, **run.hyper}) for run in grid], fixed
 
@@ -360,7 +361,7 @@ class LocalTraining(NamedTuple):
             before.append(optax.add_decayed_weights(decay))
         return optax.chain(*before, made) if before else made
 
-    def work(self, values: Mapping[str, float | Array]) -> Work:
+    def work(self, values: Mapping[str, float | Array]) -> types.Work:
         """Return local training with a learning rate, a momentum, a decay and a largest norm."""
         chain, is_plain = self.chain(values), self.optimizer is optax.sgd
         # A method that needs the momentum knows it of plain SGD alone.
@@ -385,10 +386,12 @@ class LocalTraining(NamedTuple):
         return training._replace(learning_rate=values["learning_rate"])
 
 
-def _check_values(build: Callable[[Mapping[str, Any]], Algorithm], runs: Sequence[Run]) -> None:
+def _check_values(
+    build: Callable[[Mapping[str, Any]], types.Algorithm], runs: Sequence[Run]
+) -> None:
     """Raise UsageError for values that are out of range or that one program cannot hold."""
     for run in {tuple(run.hyper.values()): run for run in runs}.values():
-        if not isinstance(build(run.hyper), Algorithm):
+        if not isinstance(build(run.hyper), types.Algorithm):
             raise UsageError("algorithm", ..., "must return an Algorithm")
     for name in runs[0].hyper:
 
@@ -402,19 +405,23 @@ def _check_values(build: Callable[[Mapping[str, Any]], Algorithm], runs: Sequenc
             raise UsageError(name, ..., text) from None
 
 
-def _cohorts(schedule: Schedule, inputs: Inputs, rounds: int) -> tuple[Cohort, int]:
+def _cohorts(schedule: Schedule, inputs: Inputs, rounds: int) -> tuple[types.Cohort, int]:
     """Return the cohorts of all runs [R, T, S], on the host, and how many broadcasts are kept.
 
     Raises UsageError if they do not fit the runs.
     """
     num_clients = inputs.train.size.shape[1]
-    drawn = jax.device_get(program.cohorts(lambda key: schedule(key, num_clients, rounds), inputs))
-    if not isinstance(drawn, Cohort) or drawn.who.shape[1:2] != (rounds,) or drawn.who.ndim != 3:
+    drawn = jax.device_get(cohorts(lambda key: schedule(key, num_clients, rounds), inputs))
+    if (
+        not isinstance(drawn, types.Cohort)
+        or drawn.who.shape[1:2] != (rounds,)
+        or drawn.who.ndim != 3
+    ):
         raise UsageError("schedule", ..., f"must return cohorts [{rounds}, S] of all rounds")
     longest = int(np.max(drawn.delay, initial=0, where=drawn.present))
     history = max(1 + longest, getattr(schedule, "history", 1))
     for run in range(len(drawn.who)):
-        schedules.check(Cohort(*(leaf[run] for leaf in drawn)), num_clients, history)
+        schedules.check(types.Cohort(*(leaf[run] for leaf in drawn)), num_clients, history)
     return drawn, history
 
 

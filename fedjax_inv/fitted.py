@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv import checks, evaluation, platforms, rounds, tree
+from fedjax_inv import checks, evaluation, platforms, rounds, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
-from fedjax_inv.one_run import first_network
-from fedjax_inv.program import Outcome, Run, Training
-from fedjax_inv.types import Algorithm, Array, Federation, Tree, Variables
+from fedjax_inv.inputs import Run
+from fedjax_inv.one_run import Outcome, Training, first_network
+from fedjax_inv.types import Array, Tree
 
 _BATCH = 512  # the examples that are predicted at once
 
@@ -109,7 +109,7 @@ class Fitted:
       round: how many rounds were played.
       stopped: what stopped the training: what a callback answered, "callback" or "interrupt"; ""
         if nothing did.
-      outcome: the report on the last segment (`program.Outcome`), on the host; None before one.
+      outcome: the report on the last segment (`one_run.Outcome`), on the host; None before one.
       is_broken: whether an update was not finite.
       training: the states of all runs, as the program has them.
     """
@@ -188,7 +188,7 @@ class Fitted:
     @functools.cached_property
     def _evaluate(self) -> Any:
         def evaluate(
-            hyper: Mapping[str, Array], state: rounds.State, clients: Federation, seen: bool
+            hyper: Mapping[str, Array], state: rounds.State, clients: types.Federation, seen: bool
         ) -> evaluation.Scores:
             task = self.plan.task
             with platforms.products_at(self.plan.experiment.precision):
@@ -225,7 +225,7 @@ class Fitted:
             checks.integers("y", y, 0, self.plan.num_classes - 1)
         return y
 
-    def algorithm(self, run: int = 0) -> Algorithm:
+    def algorithm(self, run: int = 0) -> types.Algorithm:
         """Return the algorithm of a run, for the functions of `rounds` and `evaluation`."""
         self._check_run(run)
         return self.plan.build(self.runs[run].hyper)
@@ -235,7 +235,7 @@ class Fitted:
         self._check_run(run)
         return jax.tree.map(lambda leaf: leaf[run], self.stored().state)
 
-    def network(self, run: int = 0) -> Variables:
+    def network(self, run: int = 0) -> types.Variables:
         """Return the parameters and statistics of the network of a client that was never seen.
 
         `models.predict(model, fitted.network(), x)` are its outputs, except for an algorithm that
@@ -247,7 +247,7 @@ class Fitted:
             raise UsageError("run", run, "has no single network; `predict` gives its outputs")
         return network(self.state(run).server)
 
-    def soup(self, runs: Sequence[int] | None = None) -> Variables:
+    def soup(self, runs: Sequence[int] | None = None) -> types.Variables:
         """Return the mean of the networks of runs, by default of all (a uniform model soup).
 
         Wortsman et al. 2022 (arXiv 2203.05482). The runs may differ in seeds and hyperparameters,
@@ -261,7 +261,7 @@ class Fitted:
         kept = self.plan.program.gathered((inputs.seed, inputs.variables, inputs.scaling))
 
         @jax.jit
-        def start(seed: Array, variables: Tree, scaling: Tree) -> Variables:
+        def start(seed: Array, variables: Tree, scaling: Tree) -> types.Variables:
             own = inputs._replace(seed=seed, variables=variables, scaling=scaling)
             return first(own, self.plan.sample.x)
 

@@ -6,32 +6,19 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fedjax_inv import tree
+from fedjax_inv import tree, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Apply,
-    Array,
-    Cohort,
-    Exchange,
-    Halves,
-    Model,
-    Reply,
-    Setup,
-    Tree,
-    Variables,
-    Visit,
-)
+from fedjax_inv.types import Array, Tree
 
 
 class Server(NamedTuple):
     """The server of an algorithm that trains a part of the network."""
 
     wrapped: Tree  # the server of the algorithm, whose networks have the trained part alone
-    frozen: Variables  # the other part, with None in place of the trained leaves
+    frozen: types.Variables  # the other part, with None in place of the trained leaves
 
 
-def _chosen(params: Halves, patterns: Sequence[str]) -> Halves:
+def _chosen(params: types.Halves, patterns: Sequence[str]) -> types.Halves:
     """Return for each parameter whether a pattern fits its name or the beginning of it."""
     return jax.tree_util.tree_map_with_path(lambda at, leaf: _fits(_name(at), patterns), params)
 
@@ -44,7 +31,7 @@ def _name(place: tuple) -> str:
     return jax.tree_util.keystr(place, simple=True, separator="/")
 
 
-def check(params: Halves, patterns: Sequence[str]) -> None:
+def check(params: types.Halves, patterns: Sequence[str]) -> None:
     """Raise UsageError if a pattern fits no parameter, or if together they fit all."""
     names = [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
@@ -55,13 +42,15 @@ def check(params: Halves, patterns: Sequence[str]) -> None:
         raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
 
 
-def is_frozen(params: Halves, patterns: Sequence[str]) -> Halves:
+def is_frozen(params: types.Halves, patterns: Sequence[str]) -> types.Halves:
     """Return which halves have parameters and train none of them, as two bools."""
     halves = map(jax.tree.leaves, _chosen(params, patterns))
-    return Halves(*(len(half) > 0 and not any(half) for half in halves))
+    return types.Halves(*(len(half) > 0 and not any(half) for half in halves))
 
 
-def _parted(variables: Variables, patterns: Sequence[str]) -> tuple[Variables, Variables]:
+def _parted(
+    variables: types.Variables, patterns: Sequence[str]
+) -> tuple[types.Variables, types.Variables]:
     """Return (trained, frozen): the variables twice, with None for the leaves of the other part.
 
     The statistics of a half are frozen if all of its parameters are.
@@ -88,10 +77,10 @@ def _filled(trained: Tree, frozen: Tree) -> Tree:
     return tree.combine(trained, frozen)
 
 
-def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Model:
+def _completed(model: types.Model, frozen: types.Variables, patterns: Sequence[str]) -> types.Model:
     """Return the model whose variables are the trained part alone, also those that it draws."""
 
-    def half(run: Apply, fixed: Tree, fixed_stats: Tree) -> Apply:
+    def half(run: types.Apply, fixed: Tree, fixed_stats: Tree) -> types.Apply:
         leaves = jax.tree.leaves(fixed, is_leaf=lambda leaf: leaf is None)
         is_constant = len(leaves) > 0 and all(leaf is not None for leaf in leaves)
 
@@ -106,7 +95,7 @@ def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Mode
 
     params, stats = frozen
 
-    def init(key: Array, x: Tree) -> Variables:
+    def init(key: Array, x: Tree) -> types.Variables:
         return _parted(model.init(key, x), patterns)[0]
 
     return model._replace(
@@ -117,8 +106,8 @@ def _completed(model: Model, frozen: Variables, patterns: Sequence[str]) -> Mode
 
 
 def train_only(
-    make: Callable[[Model], Algorithm], model: Model, patterns: Sequence[str]
-) -> Algorithm:
+    make: Callable[[types.Model], types.Algorithm], model: types.Model, patterns: Sequence[str]
+) -> types.Algorithm:
     """Return an algorithm that trains a part of the network's parameters.
 
     The other parameters are constants for the algorithm: they have no gradient, decay and momentum,
@@ -149,10 +138,10 @@ def train_only(
         assert after
         return server._replace(wrapped=after(server.wrapped, round))
 
-    def inner(frozen: Variables) -> Algorithm:
+    def inner(frozen: types.Variables) -> types.Algorithm:
         return make(_completed(model, frozen, patterns))
 
-    def init_server(setup: Setup) -> Server:
+    def init_server(setup: types.Setup) -> Server:
         check(setup.variables.params, patterns)
         trained, frozen = _parted(setup.variables, patterns)
         return Server(inner(frozen).init_server(setup._replace(variables=trained)), frozen)
@@ -163,16 +152,16 @@ def train_only(
     def predict(server: Server, own: Tree, x: Tree) -> Array:
         return inner(server.frozen).predict(server.wrapped, own, x)
 
-    def network_of(server: Server) -> Variables:
+    def network_of(server: Server) -> types.Variables:
         assert network
         trained = network(server.wrapped)
         halves = (map(_filled, *pair) for pair in zip(trained, server.frozen, strict=True))
-        return Variables(*(Halves(*pair) for pair in halves))
+        return types.Variables(*(types.Halves(*pair) for pair in halves))
 
-    def exchange(number: int) -> Exchange:
+    def exchange(number: int) -> types.Exchange:
         return _exchange(lambda frozen: inner(frozen).exchanges[number], plain.exchanges[number])
 
-    return Algorithm(
+    return types.Algorithm(
         init_server,
         init_client,
         tuple(exchange(number) for number in range(len(plain.exchanges))),
@@ -184,22 +173,24 @@ def train_only(
     )
 
 
-def _exchange(at: Callable[[Variables], Exchange], plain: Exchange) -> Exchange:
+def _exchange(
+    at: Callable[[types.Variables], types.Exchange], plain: types.Exchange
+) -> types.Exchange:
     """Return the exchange at(frozen) with the frozen variables from the server; plain: at any."""
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         undelayed, frozen = visit.undelayed_message
         return at(frozen).client(visit._replace(undelayed_message=undelayed))
 
-    def update(server: Server, aggregated: Tree, cohort: Cohort) -> Server:
+    def update(server: Server, aggregated: Tree, cohort: types.Cohort) -> Server:
         after = at(server.frozen).update(server.wrapped, aggregated, cohort)
         return server._replace(wrapped=after)
 
-    def undelayed(server: Server) -> tuple[Tree, Variables]:
+    def undelayed(server: Server) -> tuple[Tree, types.Variables]:
         return at(server.frozen).broadcast_undelayed(server.wrapped), server.frozen
 
     blank = plain.blank
-    return Exchange(
+    return types.Exchange(
         lambda server: at(server.frozen).broadcast(server.wrapped),
         client,
         plain.aggregate,

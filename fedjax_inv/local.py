@@ -15,25 +15,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, permutation, platforms, tree
+from fedjax_inv import checks, permutation, platforms, tree, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Array,
-    Batch,
-    ChangeOptimizer,
-    GradFn,
-    Local,
-    LocalGradFn,
-    Shard,
-    Step,
-    Trained,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 
-def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
+def take_batch(shard: types.Shard, positions: Array, mask: Array) -> types.Batch:
     """Return the client's examples at positions [B], which are real where the mask [B] is true.
 
     A position outside 0..size-1 counts as the nearest one inside, so that padding repeats a real
@@ -41,18 +28,18 @@ def take_batch(shard: Shard, positions: Array, mask: Array) -> Batch:
     """
     rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
     examples = tree.take(shard.data, rows)
-    return Batch(examples.x, examples.y, mask, examples.domain)
+    return types.Batch(examples.x, examples.y, mask, examples.domain)
 
 
 def _batch_of_pass(
-    shard: Shard, order: permutation.Permutation, number: Array, batch_size: int
-) -> Batch:
+    shard: types.Shard, order: permutation.Permutation, number: Array, batch_size: int
+) -> types.Batch:
     """Return batch `number`, from 0, of a pass over the client's examples in an order."""
     index = number * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
     return take_batch(shard, permutation.at(order, index, shard.size), index < shard.size)
 
 
-def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
+def fold(shard: types.Shard, fn: Callable[[types.Batch], Tree], *, batch_size: int) -> Tree:
     """Return the sum of fn(batch) over the client's examples, in stored order; 0 without any.
 
     `fn(batch)` is a tree of sums over the real examples of a batch; the last batch may be smaller.
@@ -66,7 +53,9 @@ def fold(shard: Shard, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
     return _sum(of, -(-shard.size // batch_size))
 
 
-def fold_sample(shard: Shard, key: Array, fn: Callable[[Batch], Tree], *, batch_size: int) -> Tree:
+def fold_sample(
+    shard: types.Shard, key: Array, fn: Callable[[types.Batch], Tree], *, batch_size: int
+) -> Tree:
     """Return fn(batch) on one batch drawn without replacement; 0 without examples.
 
     `fn` is as in `fold`; a client of fewer examples than `batch_size` uses all of them.
@@ -110,12 +99,12 @@ class _Steps(NamedTuple):
     """The steps of a client's turn."""
 
     num_steps: Array  # []
-    batch_at: Callable[[Array], Batch]  # number of a step [] -> its batch
+    batch_at: Callable[[Array], types.Batch]  # number of a step [] -> its batch
     known: int | None = None  # steps of each client with examples; None: they differ
     fits: Array | None = None  # [] bool, false: the client gets NaN results; None: all fit
 
 
-_Batches = Callable[[Shard, Array], _Steps]
+_Batches = Callable[[types.Shard, Array], _Steps]
 
 
 def _work(
@@ -123,13 +112,15 @@ def _work(
     plan: _Batches,
     num_steps: Callable[[Array], Array] | None = None,
     momentum: float | Array | None = None,
-) -> Work:
+) -> types.Work:
     """Return local training on the batches of a plan; num_steps and momentum as in `Work`."""
 
-    def init(variables: Variables) -> Local:
-        return Local(variables, optimizer.init(variables.params))
+    def init(variables: types.Variables) -> types.Local:
+        return types.Local(variables, optimizer.init(variables.params))
 
-    def run_local(grad_fn: LocalGradFn, local: Local, shard: Shard, key: Array) -> Trained:
+    def run_local(
+        grad_fn: types.LocalGradFn, local: types.Local, shard: types.Shard, key: Array
+    ) -> types.Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known, fits = plan(shard, plan_key)
         # On a CPU a client's loop ends with its last step. Elsewhere all clients share the turns,
@@ -137,7 +128,7 @@ def _work(
         waits = not platforms.on_cpu()
         turns = (_most(num_steps) if known is None else known) if waits else num_steps
 
-        def one(index: Array, local: Local, goes_on: Array) -> tuple[Local, Tree]:
+        def one(index: Array, local: types.Local, goes_on: Array) -> tuple[types.Local, Tree]:
             """Return (the state after the step, the values to average over the steps)."""
 
             def if_goes_on(after: Tree, before: Tree) -> Tree:
@@ -155,10 +146,12 @@ def _work(
             stats, opt_state, carry = if_goes_on(
                 (step.stats, opt_state, step.carry), (stats, local.opt_state, local.carry)
             )
-            variables = Variables(optax.apply_updates(params, updates), stats)
-            return Local(variables, opt_state, carry), averaged
+            variables = types.Variables(optax.apply_updates(params, updates), stats)
+            return types.Local(variables, opt_state, carry), averaged
 
-        def body(index: Array, state: tuple[Local, Tree, Array]) -> tuple[Local, Tree, Array]:
+        def body(
+            index: Array, state: tuple[types.Local, Tree, Array]
+        ) -> tuple[types.Local, Tree, Array]:
             local, averaged = one(index, state[0], state[2])
             # Part of the loop's state, as XLA fuses no comparison into a matmul.
             goes_on = index + 1 < num_steps if waits and known is None else state[2]
@@ -175,26 +168,28 @@ def _work(
         count = jnp.maximum(num_steps, 1).astype(jnp.float32)
         metrics, average = jax.tree.map(lambda leaf: leaf / count, sums)
         average = _as_floats_of(terms[1], average)
-        trained = Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
+        trained = types.Trained(local, jnp.asarray(num_steps, jnp.int32), metrics, average)
         return trained if fits is None else _nan_unless(fits, trained)
 
-    def run(grad_fn: GradFn, local: Local, shard: Shard, key: Array) -> Trained:
-        def of_variables(local: Local, batch: Batch, key: Array) -> Step:
+    def run(
+        grad_fn: types.GradFn, local: types.Local, shard: types.Shard, key: Array
+    ) -> types.Trained:
+        def of_variables(local: types.Local, batch: types.Batch, key: Array) -> types.Step:
             return grad_fn(local.variables, batch, key)
 
         return run_local(of_variables, local, shard, key)
 
-    def with_optimizer(change: ChangeOptimizer) -> Work:
+    def with_optimizer(change: types.ChangeOptimizer) -> types.Work:
         return _work(change(optimizer), plan)
 
-    return Work(init, run, with_optimizer, run_local, momentum, num_steps=num_steps)
+    return types.Work(init, run, with_optimizer, run_local, momentum, num_steps=num_steps)
 
 
-def _assert_fits(step: Step, local: Local) -> None:
+def _assert_fits(step: types.Step, local: types.Local) -> None:
     """Assert that a step has the shapes of the state, or its gradient would be broadcast."""
     chex.assert_trees_all_equal_shapes(
-        Step(step.grads, step.stats, {}, carry=step.carry),
-        Step(*local.variables, {}, carry=local.carry),
+        types.Step(step.grads, step.stats, {}, carry=step.carry),
+        types.Step(*local.variables, {}, carry=local.carry),
     )
 
 
@@ -224,7 +219,7 @@ def _nan_unless(fits: Array, tree: Tree) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
-def seeing_local(work: Work) -> Work:
+def seeing_local(work: types.Work) -> types.Work:
     """Return the same work for gradients that see the whole state, each a `LocalGradFn`."""
     if work.run_local is None:
         raise UsageError("work", ..., "must be one of fedjax_inv.local's, which has a `run_local`")
@@ -238,7 +233,7 @@ def epochs(
     num_epochs: int = 1,
     num_batches: int | None = None,
     momentum: float | Array | None = None,
-) -> Work:
+) -> types.Work:
     """Return local training in passes over the client's examples, each in a new random order.
 
     Args:
@@ -260,22 +255,22 @@ def epochs(
     def num_steps(size: Array) -> Array:
         return num_epochs * -(-size // batch_size)
 
-    def plan(shard: Shard, key: Array) -> _Steps:
+    def plan(shard: types.Shard, key: Array) -> _Steps:
         batches, drawn = -(-shard.size // batch_size), orders(key)
 
-        def batch_at(step: Array) -> Batch:
+        def batch_at(step: Array) -> types.Batch:
             epoch, number = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
             return _batch_of_pass(shard, tree.take(drawn, epoch), number, batch_size)
 
         return _Steps(num_epochs * batches, batch_at)
 
-    def plan_of(batches: int, shard: Shard, key: Array) -> _Steps:
+    def plan_of(batches: int, shard: types.Shard, key: Array) -> _Steps:
         index, known = jnp.arange(batches * batch_size, dtype=jnp.int32), num_epochs * batches
         # All orders at once, before the first step.
         drawn = jax.vmap(lambda order: permutation.at(order, index, shard.size))(orders(key))
         positions, in_batch = drawn.reshape(known, batch_size), index[:batch_size]
 
-        def batch_at(step: Array) -> Batch:
+        def batch_at(step: Array) -> types.Batch:
             first = step % batches * batch_size
             return take_batch(shard, positions[step], first + in_batch < shard.size)
 
@@ -296,7 +291,7 @@ def steps(
     batch_size: int,
     num_steps: int,
     momentum: float | Array | None = None,
-) -> Work:
+) -> types.Work:
     """Return local training with the same number of steps for every client.
 
     Each of the `batch_size` examples of a batch is drawn with replacement. A client without
@@ -305,7 +300,7 @@ def steps(
     checks.integer("batch_size", batch_size)
     checks.integer("num_steps", num_steps)
 
-    def plan(shard: Shard, key: Array) -> _Steps:
+    def plan(shard: types.Shard, key: Array) -> _Steps:
         def positions_of(step: Array) -> Array:
             step_key = jax.random.fold_in(key, step)
             return jax.random.randint(step_key, (batch_size,), 0, jnp.maximum(shard.size, 1))
@@ -313,7 +308,7 @@ def steps(
         # All draws at once, before the first step.
         positions = jax.vmap(positions_of)(jnp.arange(num_steps))
 
-        def batch_at(step: Array) -> Batch:
+        def batch_at(step: Array) -> types.Batch:
             return take_batch(shard, positions[step], jnp.ones(batch_size, bool))
 
         return _Steps(_constant(num_steps, shard.size), batch_at, num_steps)
@@ -327,7 +322,7 @@ def full_batch(
     capacity: int,
     num_steps: int = 1,
     momentum: float | Array | None = None,
-) -> Work:
+) -> types.Work:
     """Return local training whose steps take all of the client's examples at once.
 
     With one step this is FedSGD's client. `capacity` is the length of the batch, at least the
@@ -337,7 +332,7 @@ def full_batch(
     checks.integer("capacity", capacity)
     checks.integer("num_steps", num_steps)
 
-    def plan(shard: Shard, key: Array) -> _Steps:
+    def plan(shard: types.Shard, key: Array) -> _Steps:
         del key
         index = jnp.arange(capacity, dtype=jnp.int32)
         batch = take_batch(shard, index, index < shard.size)

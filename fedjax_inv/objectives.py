@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, tree
-from fedjax_inv.types import Array, Loss, Tree
+from fedjax_inv import checks, tree, types
+from fedjax_inv.types import Array, Tree
 
 _LEAST = 1e-30  # in place of a probability of 0, under a power
 
@@ -54,7 +54,7 @@ def _of_label(function: Callable[[Array], Array], logits: Array, labels: Array) 
     return jnp.where(is_class, values, jnp.nan)
 
 
-def focal(gamma: float | Array) -> Loss:
+def focal(gamma: float | Array) -> types.Loss:
     """Return the focal loss, which gives examples that are predicted well less weight.
 
     (1 - p)^gamma times the cross-entropy, where p is the probability of the target (Lin et al.
@@ -101,7 +101,7 @@ def squared_error(outputs: Array, y: Array, mask: Array) -> Array:
     return masked_mean(optax.losses.squared_error(outputs, y).mean(-1), mask)
 
 
-def huber(delta: float | Array) -> Loss:
+def huber(delta: float | Array) -> types.Loss:
     """Return the Huber loss: e^2 / 2 for an error |e| <= delta, else delta (|e| - delta / 2).
 
     Huber 1964, "Robust Estimation of a Location Parameter"; delta is above 0.
@@ -275,7 +275,7 @@ class Score(NamedTuple):
     # not the mean, and `function` is of (number of domains) -> `Loss`.
     is_worst: bool = False
 
-    def of_domains(self, domain: Any = None) -> Loss:
+    def of_domains(self, domain: Any = None) -> types.Loss:
         """Return the function of outputs, for examples of domains [M]; None: of one."""
         number = 1 if domain is None else int(domain.max()) + 1
         return self.function(number) if self.is_worst else self.function
@@ -298,7 +298,7 @@ SCORES: dict[str, Score] = {
     "squared_error": Score("squared error", squared_error, ("values",), higher_is_better=False),
 }
 # The loss and the score of a task (`data.dataset.Dataset.task`), unless others are chosen.
-DEFAULTS: dict[str, tuple[Loss, Score]] = {
+DEFAULTS: dict[str, tuple[types.Loss, Score]] = {
     "classes": (cross_entropy, SCORES["accuracy"]),
     "labels": (binary_cross_entropy, SCORES["label_accuracy"]),
     "values": (squared_error, SCORES["absolute_error"]),

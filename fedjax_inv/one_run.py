@@ -10,20 +10,19 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import communication, evaluation, models, objectives, platforms, rounds, stopping
-from fedjax_inv.devices import Axis, ClientShards, SharedExamples
-from fedjax_inv.grid import Inputs
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Examples,
-    Federation,
-    Loss,
-    Model,
-    Tree,
-    Variables,
+from fedjax_inv import (
+    communication,
+    evaluation,
+    models,
+    objectives,
+    platforms,
+    rounds,
+    stopping,
+    types,
 )
+from fedjax_inv.devices import Axis, ClientShards, SharedExamples
+from fedjax_inv.inputs import Inputs
+from fedjax_inv.types import Array, Tree
 
 _BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch
 
@@ -31,8 +30,8 @@ _BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch
 class Experiment(NamedTuple):
     """The settings that all runs of a program have in common."""
 
-    model: Model
-    algorithm: Callable[[Mapping[str, Array]], Algorithm]  # from the hyperparameters of a run
+    model: types.Model
+    algorithm: Callable[[Mapping[str, Array]], types.Algorithm]  # from the hyperparameters of a run
     num_groups: int = 1  # G; scores of validation clients are pooled by group
     thresholds: tuple[float, ...] = ()  # K, of the stop rule (`stopping`), for the watched score
     stop_above: bool = False  # whether a score that reaches a threshold meets it, not one below
@@ -42,8 +41,8 @@ class Experiment(NamedTuple):
     pooled: bool = False  # whether training is on one client, validation on others
     # hyperparameter -> (round [], from 0) -> the factor that it is multiplied by in that round
     schedules: Mapping[str, Callable[[Array], Array]] = {}
-    loss: Loss = objectives.cross_entropy  # of evaluations
-    score: Loss = objectives.accuracy
+    loss: types.Loss = objectives.cross_entropy  # of evaluations
+    score: types.Loss = objectives.accuracy
     precision: str = "default"  # of products on GPUs and TPUs, as in `platforms.products_at`
     # whether programs for CPUs compile in less time, to code that runs longer
     quick_to_compile: bool = False
@@ -102,7 +101,7 @@ Shards = ClientShards | SharedExamples
 Sets = list[tuple[Shards, bool]]  # each with whether its shards are those of the run's clients
 
 
-def first_network(experiment: Experiment, inputs: Inputs, x: Tree) -> Variables:
+def first_network(experiment: Experiment, inputs: Inputs, x: Tree) -> types.Variables:
     """Return the network before the first round; of x [M, ...] only the shapes matter."""
     variables = inputs.variables
     if variables is None:
@@ -141,7 +140,7 @@ class OneRun(NamedTuple):
     experiment: Experiment
     axis: Axis
 
-    def algorithm(self, inputs: Inputs, round: Array | None = None) -> Algorithm:
+    def algorithm(self, inputs: Inputs, round: Array | None = None) -> types.Algorithm:
         """Return the algorithm with the hyperparameters of a round; unscheduled without one."""
         hyper = dict(inputs.hyper)
         if round is not None:
@@ -149,19 +148,19 @@ class OneRun(NamedTuple):
                 hyper[name] = hyper[name] * factor(round)
         return self.experiment.algorithm(hyper)
 
-    def state(self, data: Examples, inputs: Inputs) -> rounds.State:
+    def state(self, data: types.Examples, inputs: Inputs) -> rounds.State:
         """Return the state before the first round."""
         return rounds.init(
             self.algorithm(inputs),
             first_network(self.experiment, inputs, data.x),
-            Federation(data, *inputs.train),
+            types.Federation(data, *inputs.train),
             jax.random.fold_in(jax.random.key(inputs.seed), 1),
             history=self.experiment.history,
             axis=self.axis,
         )
 
     @_at_precision
-    def start(self, data: Examples, inputs: Inputs) -> Training:
+    def start(self, data: types.Examples, inputs: Inputs) -> Training:
         """Return the training before the first round."""
         state, thresholds = self.state(data, inputs), self.experiment.thresholds
         # Without thresholds there is no stop to record.
@@ -169,25 +168,25 @@ class OneRun(NamedTuple):
         return Training(state, stopping.init(len(thresholds), shapes))
 
     def round(
-        self, data: Examples, inputs: Inputs, state: rounds.State, cohort: Cohort
+        self, data: types.Examples, inputs: Inputs, state: rounds.State, cohort: types.Cohort
     ) -> tuple[rounds.State, tuple[rounds.Report, ...]]:
         """Play a round, and return (the state after it, its reports)."""
         return rounds.step(
             self.algorithm(inputs, state.round),
             state,
             cohort,
-            Federation(data, *inputs.train),
+            types.Federation(data, *inputs.train),
             axis=self.axis,
             drop_nonfinite=self.experiment.drop_nonfinite,
         )
 
     @_at_precision
     def advance(
-        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+        self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
         """Play rounds; return (the training after them, the report on them)."""
 
-        def one(training: Training, cohort: Cohort) -> tuple[Training, Tree]:
+        def one(training: Training, cohort: types.Cohort) -> tuple[Training, Tree]:
             state, stops = training
             if self.experiment.end_at_stop:
                 cohort = cohort._replace(present=cohort.present & ~stopping.all_met(stops))
@@ -205,7 +204,7 @@ class OneRun(NamedTuple):
         )
 
     @_at_precision
-    def assess(self, data: Examples, inputs: Inputs, training: Training) -> Outcome:
+    def assess(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         sets = self.held_out(inputs)
         num_held_out = len(sets)
@@ -230,7 +229,7 @@ class OneRun(NamedTuple):
         )
 
     def watch(
-        self, data: Examples, inputs: Inputs, training: Training, cohort: Cohort
+        self, data: types.Examples, inputs: Inputs, training: Training, cohort: types.Cohort
     ) -> tuple[Training, dict[str, Array]]:
         """Return the training with the stops after a round, and the watched scores, each [].
 
@@ -259,7 +258,7 @@ class OneRun(NamedTuple):
         return Training(state, stops), score
 
     def scores(
-        self, data: Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
+        self, data: types.Examples, inputs: Inputs, state: rounds.State, needed: Array | bool
     ) -> Scores:
         """Return all scores of a state; they are arbitrary unless they are needed, [] bool."""
         sets: Sets = [(inputs.train, True), *self.held_out(inputs)]
@@ -283,7 +282,7 @@ class OneRun(NamedTuple):
     @_at_precision
     def evaluate_each(
         self,
-        data: Examples,
+        data: types.Examples,
         inputs: Inputs,
         state: rounds.State,
         sets: Sets,
@@ -294,7 +293,9 @@ class OneRun(NamedTuple):
             self.algorithm(inputs),
             state,
             [
-                evaluation.Set(Federation(data, *shards), seen, isinstance(shards, SharedExamples))
+                evaluation.Set(
+                    types.Federation(data, *shards), seen, isinstance(shards, SharedExamples)
+                )
                 for shards, seen in sets
             ],
             axis=self.axis,
@@ -304,10 +305,10 @@ class OneRun(NamedTuple):
             score=self.experiment.score,
         )
 
-    def traffic(self, data: Examples, inputs: Inputs) -> list[communication.Traffic]:
+    def traffic(self, data: types.Examples, inputs: Inputs) -> list[communication.Traffic]:
         """Return the bytes that a client downloads and uploads in each exchange."""
         state = jax.eval_shape(self.state, data, inputs)
-        federation = Federation(data, *inputs.train)
+        federation = types.Federation(data, *inputs.train)
         return [*communication.traffic(self.algorithm(inputs), state, federation)]
 
 

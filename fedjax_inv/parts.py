@@ -5,15 +5,16 @@ from typing import NamedTuple
 
 import jax
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm, Halves, Setup, Tree
+from fedjax_inv.types import Tree
 
 
 class Part(NamedTuple):
     """Access to a part of the parameters, or of a tree of their structure."""
 
-    get: Callable[[Halves], Tree]  # params -> the part
-    put: Callable[[Halves, Tree], Halves]  # (params, part) -> params with that part
+    get: Callable[[types.Halves], Tree]  # params -> the part
+    put: Callable[[types.Halves, Tree], types.Halves]  # (params, part) -> params with that part
 
 
 EVERYTHING = Part(lambda params: params, lambda params, part: part)
@@ -21,14 +22,14 @@ CLASSIFIER = Part(lambda params: params.head, lambda params, part: params._repla
 PARTS = {"all": EVERYTHING, "classifier": CLASSIFIER}
 
 
-def needing_head(algorithm: Algorithm) -> Algorithm:
+def needing_head(algorithm: types.Algorithm) -> types.Algorithm:
     """Return an algorithm that acts on the head, and refuses a network without a trained one.
 
     Args:
       algorithm: the algorithm, whose `init_server` then raises the UsageError.
     """
 
-    def init_server(setup: Setup) -> Tree:
+    def init_server(setup: types.Setup) -> Tree:
         if not jax.tree.leaves(setup.variables.params.head):
             raise UsageError("model", ..., "must have a head with a trained parameter")
         return algorithm.init_server(setup)

@@ -13,15 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import platforms, program, streaming
+from fedjax_inv import platforms, program, streaming, types
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.data import federation, stored
 from fedjax_inv.devices import Devices, Layout
 from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
-from fedjax_inv.program import Experiment, Inputs, Outcome, Program, Run
+from fedjax_inv.inputs import Inputs, Run
+from fedjax_inv.one_run import Experiment, Outcome
+from fedjax_inv.program import Program
 from fedjax_inv.task import Task
-from fedjax_inv.types import Algorithm, Cohort, Examples
 
 
 class Evaluations(NamedTuple):
@@ -41,7 +42,7 @@ class Evaluations(NamedTuple):
     by_class: bool = False  # also class by class, and in the proportions of each client's classes
     watched: int = 0  # about how many examples of training and test are evaluated in every round
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0  # sizes [C] -> rounds before a stop
-    thresholds: tuple[float, ...] = ()  # these three as in `program.Experiment`
+    thresholds: tuple[float, ...] = ()  # these three as in `one_run.Experiment`
     stop_above: bool = False
     end_at_stop: bool = False
 
@@ -55,14 +56,14 @@ class Plan(NamedTuple):
     experiment: Experiment
     program: Program
     layout: Layout
-    data: Examples
+    data: types.Examples
     inputs: Inputs
-    cohorts: Cohort  # [R, T, S], on the host
+    cohorts: types.Cohort  # [R, T, S], on the host
     groups: list[str]  # the names of the validation groups
     task: Task  # the loss and the score
     num_classes: int  # 0 if the loss takes targets that are no classes
     streams: bool  # whether the examples stay on the host, but for those of the next rounds
-    sample: Examples  # the shapes of the examples [M, ...]
+    sample: types.Examples  # the shapes of the examples [M, ...]
     is_placed: bool = False
     is_compiled: bool = False  # whether the program is known to be
 
@@ -72,9 +73,9 @@ class Plan(NamedTuple):
         experiment: Experiment,
         devices: Devices,
         runs: Sequence[Run],
-        data: Examples,
+        data: types.Examples,
         inputs: Inputs,
-        cohorts: Cohort,
+        cohorts: types.Cohort,
         **others: Any,
     ) -> "Plan":
         """Return a plan with the program of an experiment, for devices of a choice.
@@ -106,7 +107,7 @@ class Plan(NamedTuple):
         )
 
     @property
-    def build(self) -> Callable[[Mapping[str, Any]], Algorithm]:
+    def build(self) -> Callable[[Mapping[str, Any]], types.Algorithm]:
         """The function from the hyperparameters of a run to its algorithm."""
         return self.experiment.algorithm
 
@@ -130,7 +131,7 @@ class Plan(NamedTuple):
         data, inputs = self.layout.place(self.data, self.inputs)
         return self._replace(data=data, inputs=inputs, is_placed=True)
 
-    def part(self, first: int) -> Cohort:
+    def part(self, first: int) -> types.Cohort:
         """Return the cohorts of the segment that begins with a round.
 
         It ends at a multiple of `every`, or with the last round.
@@ -143,7 +144,7 @@ class Plan(NamedTuple):
             part = jax.tree.map(jnp.asarray, part)
         return part
 
-    def _parts(self, first: int = 0) -> dict[int, Cohort]:
+    def _parts(self, first: int = 0) -> dict[int, types.Cohort]:
         """Return, by their first rounds, segments of each length that lie after a round."""
         every = self.evaluations.every
         starts = (first, first - first % every + every, self.rounds - self.rounds % every)
@@ -238,7 +239,7 @@ class Plan(NamedTuple):
         evaluate, rounds = self.program.evaluate, self.program.rounds
         arguments = self.data, self.inputs, fitted.training
 
-        def compile_rounds(part: Cohort) -> None:
+        def compile_rounds(part: types.Cohort) -> None:
             rounds.lower(*arguments, part).compile()
 
         for at, part in self._parts(fitted.round).items():

@@ -5,7 +5,7 @@
     outcome = compiled.evaluate(data, inputs, training)                     # before the first round
     training, outcome = compiled.segment(data, inputs, training, cohorts)   # again and again
 
-`grid` computes the inputs on the host, and `one_run` defines a single run. `streaming` plays a
+`inputs` computes the inputs on the host, and `one_run` defines a single run. `streaming` plays a
 program with examples that stay on the host.
 Nothing here depends on flags, files or the screen. Axis letter: R runs.
 """
@@ -19,27 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fedjax_inv import devices, platforms, rounds
+from fedjax_inv import devices, platforms, rounds, types
 from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Layout
-from fedjax_inv.grid import Detailed as Detailed
-from fedjax_inv.grid import Inputs as Inputs
-from fedjax_inv.grid import Run as Run
-from fedjax_inv.grid import Watched as Watched
-from fedjax_inv.grid import cohorts as cohorts
-from fedjax_inv.grid import grid as grid
-from fedjax_inv.grid import group_names as group_names
-from fedjax_inv.grid import groups as groups
-from fedjax_inv.grid import inputs as inputs
-from fedjax_inv.grid import schedule_key as schedule_key
-from fedjax_inv.one_run import DetailedScores as DetailedScores
-from fedjax_inv.one_run import Experiment as Experiment
-from fedjax_inv.one_run import OneRun as OneRun
-from fedjax_inv.one_run import Outcome as Outcome
-from fedjax_inv.one_run import Played
-from fedjax_inv.one_run import Scores as Scores
-from fedjax_inv.one_run import Training as Training
-from fedjax_inv.types import Array, Cohort, Examples, Tree
+from fedjax_inv.inputs import Inputs
+from fedjax_inv.one_run import Experiment, OneRun, Outcome, Played, Training
+from fedjax_inv.types import Array, Tree
 
 T = TypeVar("T")
 
@@ -59,17 +44,17 @@ class Program(NamedTuple):
     # jitted: (data, inputs, training) -> the outcome of no rounds (T = 0), without metrics
     evaluate: jax.stages.Wrapped
     # (data, inputs) -> the bytes that a client downloads and uploads in each exchange
-    traffic: Callable[[Examples, Inputs], list[Traffic]]
+    traffic: Callable[[types.Examples, Inputs], list[Traffic]]
     # (inputs, training) -> training with the states of all clients [R, C, ...], the same for every
     # layout and number of devices
     stored: Callable[[Inputs, Training], Training]
     placed: Callable[[Training], Training]  # stored training -> training as the program expects it
     gathered: Callable[[Tree], Tree]  # arrays [R, ...] of all devices, on the host
     # (data, inputs) -> the shapes of stored training
-    shapes: Callable[[Examples, Inputs], Training]
+    shapes: Callable[[types.Examples, Inputs], Training]
 
     def segment(
-        self, data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+        self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Outcome]:
         """Play the rounds of cohorts [R, T, S], then evaluate; the training passed is donated."""
         # Two programs: the one that evaluates serves before the first round too, and algorithms
@@ -99,16 +84,16 @@ def make(
     def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
         return _over_runs(fn, run_chunk, *arguments)
 
-    def init(data: Examples, inputs: Inputs) -> Training:
+    def init(data: types.Examples, inputs: Inputs) -> Training:
         return over_runs(lambda one: run.start(data, one), inputs)
 
     def play(
-        data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+        data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
         mine = layout.my_runs(cohorts, len(inputs.seed))
         return over_runs(lambda *one: run.advance(data, *one), inputs, training, mine)
 
-    def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
+    def evaluate(data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         return over_runs(lambda *one: run.assess(data, *one), inputs, training)
 
     whole: Any = PartitionSpec()
@@ -137,13 +122,13 @@ def _uncompiled(experiment: Experiment, layout: Layout) -> tuple[Any, ...]:
     # Shapes and bytes are counted for one device; more devices do not change them.
     alone = OneRun(experiment, devices.vmapped())
 
-    def first(data: Examples, inputs: Inputs) -> tuple[Examples, Inputs]:
+    def first(data: types.Examples, inputs: Inputs) -> tuple[types.Examples, Inputs]:
         if layout.own and layout.mesh is not None:
             data, inputs = devices.local_view(data, inputs)
         return data, jax.tree.map(lambda leaf: leaf[0], inputs)
 
     @_by_shapes
-    def traffic(data: Examples, inputs: Inputs) -> list[Traffic]:
+    def traffic(data: types.Examples, inputs: Inputs) -> list[Traffic]:
         data, one = jax.eval_shape(first, data, inputs)
         hyper = {name: np.asarray(layout.gather_runs(of))[0] for name, of in inputs.hyper.items()}
         return alone.traffic(data, one._replace(hyper=hyper))
@@ -162,7 +147,7 @@ def _uncompiled(experiment: Experiment, layout: Layout) -> tuple[Any, ...]:
         return jax.device_get(layout.gather_runs(tree))
 
     @_by_shapes
-    def shapes(data: Examples, inputs: Inputs) -> Training:
+    def shapes(data: types.Examples, inputs: Inputs) -> Training:
         one = jax.eval_shape(alone.start, *jax.eval_shape(first, data, inputs))
         number = layout.num_runs if layout.run_devices > 1 else len(inputs.seed)
         return jax.tree.map(
@@ -172,12 +157,12 @@ def _uncompiled(experiment: Experiment, layout: Layout) -> tuple[Any, ...]:
     return traffic, stored, placed, gathered, shapes
 
 
-def _by_shapes(fn: Callable[[Examples, Inputs], T]) -> Callable[[Examples, Inputs], T]:
+def _by_shapes(fn: Callable[[types.Examples, Inputs], T]) -> Callable[[types.Examples, Inputs], T]:
     """Return `fn`, which is computed once for all arguments of the same shapes."""
     known: dict[Hashable, T] = {}
 
     @functools.wraps(fn)
-    def of(data: Examples, inputs: Inputs) -> T:
+    def of(data: types.Examples, inputs: Inputs) -> T:
         shapes, structure = jax.tree.flatten(jax.eval_shape(lambda *both: both, data, inputs))
         key = *shapes, structure
         if key not in known:

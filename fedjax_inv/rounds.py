@@ -16,23 +16,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, devices, tree
+from fedjax_inv import checks, devices, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Federation,
-    Metrics,
-    Setup,
-    Shard,
-    Slots,
-    Tree,
-    Variables,
-    Visit,
-)
+from fedjax_inv.types import Array, Tree
 
 
 class State(NamedTuple):
@@ -49,7 +36,7 @@ class State(NamedTuple):
 class Report(NamedTuple):
     """The report on one exchange, slot by slot."""
 
-    metrics: Metrics  # each [S]; arbitrary where not present
+    metrics: types.Metrics  # each [S]; arbitrary where not present
     present: Array  # [S] bool, took part and had examples
     finite: Array  # [S] bool, false = its reply held a NaN or an infinity
     size: Array  # [S] int32, examples of the client
@@ -59,15 +46,15 @@ class _Result(NamedTuple):
     """The results of a client's turn beside its upload."""
 
     own: Tree
-    metrics: Metrics
+    metrics: types.Metrics
     present: Array
     finite: Array
 
 
 def init(
-    algorithm: Algorithm,
-    variables: Variables,
-    federation: Federation,
+    algorithm: types.Algorithm,
+    variables: types.Variables,
+    federation: types.Federation,
     key: Array,
     *,
     history: int = 1,
@@ -89,7 +76,9 @@ def init(
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
     has_examples, server_key = federation.size > 0, jax.random.fold_in(key, 0)
     mean_size = federation.size.sum() / jnp.maximum(has_examples.sum(), 1)
-    setup = Setup(variables, federation.num_clients, sample, server_key, has_examples, mean_size)
+    setup = types.Setup(
+        variables, federation.num_clients, sample, server_key, has_examples, mean_size
+    )
     server = algorithm.init_server(setup)
     who = axis.local_clients(federation.num_clients)
     own = jax.vmap(lambda who: algorithm.init_client(server, who))(who)
@@ -109,13 +98,15 @@ def _stored(leaf: Array) -> Array:
     return jnp.array(leaf, dtype=jnp.asarray(leaf).dtype)
 
 
-def _slots(exchange: Exchange, state: State, cohort: Cohort, federation: Federation) -> Slots:
+def _slots(
+    exchange: types.Exchange, state: State, cohort: types.Cohort, federation: types.Federation
+) -> types.Slots:
     """Return the cohort of an exchange, as clients and aggregators see it."""
     size = federation.size[cohort.who]
     attends = jax.vmap(
         lambda who: jnp.asarray(exchange.attends(state.server, who, state.round), bool)
     )(cohort.who)
-    return Slots(
+    return types.Slots(
         position=jnp.arange(cohort.who.shape[0], dtype=jnp.int32),
         who=cohort.who,
         present=cohort.present & (size > 0) & attends,
@@ -131,11 +122,11 @@ def _assert_same(found: Tree, before: Tree, text: str) -> None:
 
 
 def _exchange(
-    exchange: Exchange,
+    exchange: types.Exchange,
     index: int,
     state: State,
-    cohort: Cohort,
-    federation: Federation,
+    cohort: types.Cohort,
+    federation: types.Federation,
     axis: Axis,
     drop_nonfinite: bool,
 ) -> tuple[State, Report]:
@@ -152,19 +143,19 @@ def _exchange(
     key = jax.random.fold_in(jax.random.fold_in(state.key, state.round), index)
     mine = axis.assign(slots, slots.who, slots.present, federation.num_clients)
 
-    def client(turn: tuple[Slots, Array]) -> tuple[tuple[Tree, Array], _Result]:
+    def client(turn: tuple[types.Slots, Array]) -> tuple[tuple[Tree, Array], _Result]:
         """Play one slot's turn; return ((upload, whether it counts), the other results)."""
         slot, local_index = turn
         own = tree.take(state.clients, local_index)
         # An absent client gets no examples, so under a scan it costs next to nothing.
         start, size = federation.start[slot.who], jnp.where(slot.present, slot.size, 0)
-        shard = Shard(federation.data, federation.order, start, size, slot.who)
+        shard = types.Shard(federation.data, federation.order, start, size, slot.who)
         received = message
         if history > 1:
             received = tree.take(broadcasts, (state.round - slot.delay) % history)
         client_key = jax.random.fold_in(key, slot.who)
         reply = exchange.client(
-            Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
+            types.Visit(received, own, shard, state.round, slot.delay, client_key, undelayed)
         )
         _assert_same(reply.own, own, f"exchanges[{index}].client returns another own state")
         finite = tree.all_finite(reply)
@@ -172,7 +163,7 @@ def _exchange(
         upload = optax.tree.where(present, reply.upload, optax.tree.zeros_like(reply.upload))
         return (upload, present), _Result(reply.own, reply.metrics, present, finite)
 
-    def add(sums: Tree, uploads: tuple[Tree, Array], turns: tuple[Slots, Array]) -> Tree:
+    def add(sums: Tree, uploads: tuple[Tree, Array], turns: tuple[types.Slots, Array]) -> Tree:
         upload, present = uploads
         return exchange.aggregate.add(sums, upload, turns[0]._replace(present=present))
 
@@ -184,7 +175,10 @@ def _exchange(
     start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-    aggregated, attending = exchange.aggregate.finish(sums), Cohort(cohort.who, present, delay)
+    aggregated, attending = (
+        exchange.aggregate.finish(sums),
+        types.Cohort(cohort.who, present, delay),
+    )
     server = exchange.update(state.server, aggregated, attending)
     _assert_same(server, state.server, f"exchanges[{index}].update returns another server")
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
@@ -204,10 +198,10 @@ def _exchange(
 
 
 def step(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     state: State,
-    cohort: Cohort,
-    federation: Federation,
+    cohort: types.Cohort,
+    federation: types.Federation,
     *,
     axis: Axis,
     drop_nonfinite: bool = False,
@@ -234,10 +228,10 @@ def step(
 
 
 def run(
-    algorithm: Algorithm,
+    algorithm: types.Algorithm,
     state: State,
-    schedule: Cohort,
-    federation: Federation,
+    schedule: types.Cohort,
+    federation: types.Federation,
     *,
     axis: Axis,
     drop_nonfinite: bool = False,
@@ -249,7 +243,7 @@ def run(
     """
     state, federation = tree.on_device((state, federation))
 
-    def body(state: State, cohort: Cohort) -> tuple[State, tuple[Report, ...]]:
+    def body(state: State, cohort: types.Cohort) -> tuple[State, tuple[Report, ...]]:
         return step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=drop_nonfinite)
 
     with jax.named_scope("rounds"):

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, permutation
+from fedjax_inv import checks, permutation, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Array, Cohort, Tree
+from fedjax_inv.types import Array, Tree
 
 
-def check(schedule: Cohort, num_clients: int, history: int) -> None:
+def check(schedule: types.Cohort, num_clients: int, history: int) -> None:
     """Check that a schedule [T, S] on the host fits a run: a client may be present once in a round.
 
     The run has C clients and keeps H broadcasts, `history`; a delay is in 0..H - 1.
@@ -44,12 +44,12 @@ def check(schedule: Cohort, num_clients: int, history: int) -> None:
         raise UsageError("schedule", ..., f"a delay of {late}: must be in 0..{history - 1}")
 
 
-def everyone(num_clients: int, num_rounds: int) -> Cohort:
+def everyone(num_clients: int, num_rounds: int) -> types.Cohort:
     """Return a schedule [T, C] in which all C clients attend each of T rounds."""
     return _schedule(jnp.tile(jnp.arange(num_clients), (num_rounds, 1)))
 
 
-def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohort:
+def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> types.Cohort:
     """Return a schedule [T, S] of clients drawn uniformly without replacement in each round.
 
     `cohort` is S, how many of the C clients attend a round, in 1..C.
@@ -64,8 +64,10 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> Cohor
     return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
 
 
-def _schedule(who: Array) -> Cohort:
-    return Cohort(who.astype(jnp.int32), jnp.ones(who.shape, bool), jnp.zeros(who.shape, jnp.int32))
+def _schedule(who: Array) -> types.Cohort:
+    return types.Cohort(
+        who.astype(jnp.int32), jnp.ones(who.shape, bool), jnp.zeros(who.shape, jnp.int32)
+    )
 
 
 def cohort_size(num_clients: int, rate: float) -> int:
@@ -87,7 +89,7 @@ def upload_probabilities(key: Array, num_clients: int, *, sparse: float, frequen
     return jnp.where(is_sparse, float(frequency), 1.0)
 
 
-def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
+def dropout(schedule: types.Cohort, key: Array, probability: float | Array) -> types.Cohort:
     """Return a schedule from which each client of each round is dropped with a probability.
 
     The probability of being absent is a scalar or one per client [C]. If uploads arrive with
@@ -98,8 +100,13 @@ def dropout(schedule: Cohort, key: Array, probability: float | Array) -> Cohort:
 
 
 def stale(
-    schedule: Cohort, key: Array, probability: float | Array, num_clients: int, *, longest: int
-) -> Cohort:
+    schedule: types.Cohort,
+    key: Array,
+    probability: float | Array,
+    num_clients: int,
+    *,
+    longest: int,
+) -> types.Cohort:
     """Return a schedule in which clients that `dropout` would drop deliver their update later.
 
     A client begins an update in its first scheduled round after its last delivery, on the broadcast
@@ -128,10 +135,10 @@ def stale(
     _, (delivers, delay) = jax.lax.scan(
         turn, start, (rounds, schedule.who, schedule.present, fails)
     )
-    return Cohort(schedule.who, delivers, delay)
+    return types.Cohort(schedule.who, delivers, delay)
 
 
-def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
+def _failed(schedule: types.Cohort, key: Array, probability: float | Array) -> Array:
     """Draw whether each client of each round fails, [T, S] bool."""
     of_slots = _of_slots(schedule, jnp.asarray(probability))
 
@@ -143,7 +150,7 @@ def _failed(schedule: Cohort, key: Array, probability: float | Array) -> Array:
     return jax.vmap(jax.vmap(fails, (None, 0, 0)))(rounds, schedule.who, of_slots)
 
 
-def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
+def delayed(schedule: types.Cohort, delay: int | Array) -> types.Cohort:
     """Return a schedule in which clients work on the broadcast of some rounds ago.
 
     The delay in rounds is a scalar or one per client [C]. In the first rounds clients work on the
@@ -152,7 +159,7 @@ def delayed(schedule: Cohort, delay: int | Array) -> Cohort:
     return schedule._replace(delay=_of_slots(schedule, jnp.asarray(delay, jnp.int32)))
 
 
-def every(schedule: Cohort, period: int | Array) -> Cohort:
+def every(schedule: types.Cohort, period: int | Array) -> types.Cohort:
     """Return a schedule in which client c attends only the rounds t with t mod period[c] = 0.
 
     The period is a scalar or one per client [C].
@@ -162,7 +169,7 @@ def every(schedule: Cohort, period: int | Array) -> Cohort:
     return schedule._replace(present=schedule.present & due)
 
 
-def slow(schedule: Cohort, rounds_per_update: int | Array) -> Cohort:
+def slow(schedule: types.Cohort, rounds_per_update: int | Array) -> types.Cohort:
     """Return a schedule in which clients need m rounds for an update.
 
     m is a scalar or one per client [C]; 1 for a regular client. A client starts an update in round
@@ -173,13 +180,13 @@ def slow(schedule: Cohort, rounds_per_update: int | Array) -> Cohort:
     return delayed(every(schedule, rounds_per_update), jnp.asarray(rounds_per_update) - 1)
 
 
-def _of_slots(schedule: Cohort, values: Array) -> Array:
+def _of_slots(schedule: types.Cohort, values: Array) -> Array:
     """Return a scalar, or values by client [C], by slot [T, S]."""
     who = schedule.who
     return values[who] if values.ndim else jnp.broadcast_to(values, who.shape)
 
 
-def first_all(schedule: Cohort, num_clients: int) -> Cohort:
+def first_all(schedule: types.Cohort, num_clients: int) -> types.Cohort:
     """Return a schedule in which each client attends once at the beginning, without delay.
 
     The first ceil(C / S) rounds are replaced: all clients attend round 0 if there are C slots or
@@ -188,7 +195,7 @@ def first_all(schedule: Cohort, num_clients: int) -> Cohort:
     slots = schedule.who.shape[1]
     needed = -(-num_clients // slots)
     who = jnp.arange(needed * slots, dtype=jnp.int32).reshape(needed, slots)
-    first = Cohort(who, who < num_clients, jnp.zeros_like(who))
+    first = types.Cohort(who, who < num_clients, jnp.zeros_like(who))
     return jax.tree.map(lambda leaf, new: leaf.at[:needed].set(new), schedule, first)
 
 
@@ -197,7 +204,7 @@ _dropout, _slow = dropout, slow  # `attending` has arguments of these names
 
 def attending(
     cohort: int | None = None, dropout: float | Sequence[float] = 0.0, slow: int | Sequence[int] = 1
-) -> Callable[[Array, int, int], Cohort]:
+) -> Callable[[Array, int, int], types.Cohort]:
     """Return (random key, number of clients, number of rounds) -> the schedule, for `fit`.
 
     Args:
@@ -210,7 +217,7 @@ def attending(
     Its result raises UsageError for an argument that is out of range, or not of C clients.
     """
 
-    def draw(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+    def draw(key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
         for name, values, least, most in (("dropout", dropout, 0, 1), ("slow", slow, 1, np.inf)):
             found = np.asarray(values)
             is_right = ((found >= least) & (found <= most)).all()
@@ -238,7 +245,7 @@ def buffered(
     seconds: float | Sequence[float] | np.ndarray = 1.0,
     *,
     longest: int | None = None,
-) -> Callable[[Array, int, int], Cohort]:
+) -> Callable[[Array, int, int], types.Cohort]:
     """Return (random key, C clients, T rounds) -> the schedule [T, buffer] of FedBuff, for `fit`.
 
     Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation" (arXiv
@@ -260,7 +267,7 @@ def buffered(
         delivers if it always is. None: `oldest`, so that nobody gives up.
     """
 
-    def draw(key: Array, num_clients: int, num_rounds: int) -> Cohort:
+    def draw(key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
         at_once = num_clients if concurrency is None else concurrency
         for name, number in (("buffer", buffer), ("concurrency", at_once)):
             checks.integer(name, number, 1, num_clients, ", the clients")
@@ -289,7 +296,7 @@ class _Queue(NamedTuple):
 
 def _buffered(
     key: Array, num_rounds: int, buffer: int, at_once: int, seconds: Array, longest: int
-) -> Cohort:
+) -> types.Cohort:
     num_clients, everybody = len(seconds), jnp.arange(len(seconds), dtype=jnp.int32)
 
     def version(queue: _Queue, now: Array) -> tuple[_Queue, tuple[Array, Array]]:
@@ -325,4 +332,4 @@ def _buffered(
 
     idle = _Queue(jnp.full(num_clients, jnp.inf), jnp.zeros(num_clients, jnp.int32))
     _, (who, delay) = jax.lax.scan(version, idle, jnp.arange(num_rounds, dtype=jnp.int32))
-    return Cohort(who, jnp.ones(who.shape, bool), delay)
+    return types.Cohort(who, jnp.ones(who.shape, bool), delay)

@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_inv import devices
+from fedjax_inv import devices, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import rows_of
 from fedjax_inv.data.stored import Stored
 from fedjax_inv.devices import ClientShards, Layout
 from fedjax_inv.evaluation import Scores
-from fedjax_inv.grid import Inputs
+from fedjax_inv.inputs import Inputs
 from fedjax_inv.one_run import Outcome, Played, Training
 from fedjax_inv.program import Program
-from fedjax_inv.types import Cohort, Examples, Tree
+from fedjax_inv.types import Tree
 
 PART_BYTES = 2**30  # of the examples of a part
 
@@ -36,7 +36,7 @@ def streamed(
     made: Program,
     source: Stored,
     inputs: Inputs,
-    cohorts: Cohort,
+    cohorts: types.Cohort,
     layout: Layout,
     *,
     every: int,
@@ -56,11 +56,11 @@ def streamed(
     parts = _Parts(source, inputs, cohorts, layout, every, part_bytes)
     start = parts.without_rows()
 
-    def init(data: Examples, inputs: Inputs) -> Training:
+    def init(data: types.Examples, inputs: Inputs) -> Training:
         return made.init(*start)
 
     def play(
-        data: Examples, inputs: Inputs, training: Training, cohorts: Cohort
+        data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
         done, reports = int(np.ravel(training.state.round)[0]), []
         for at in range(0, cohorts.who.shape[1], parts.length):
@@ -74,7 +74,7 @@ def streamed(
             return training, reports[0]
         return training, jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *reports)
 
-    def evaluate(data: Examples, inputs: Inputs, training: Training) -> Outcome:
+    def evaluate(data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         if parts.num_evaluated == 1:
             return made.evaluate(*parts.first_evaluated, training)
         outcomes = (made.evaluate(*part, training) for part in parts.evaluated())
@@ -88,7 +88,7 @@ def streamed(
     )
 
 
-def _rounds(cohorts: Cohort, first: int, count: int) -> Cohort:
+def _rounds(cohorts: types.Cohort, first: int, count: int) -> types.Cohort:
     return jax.tree.map(lambda leaf: leaf[:, first : first + count], cohorts)
 
 
@@ -142,7 +142,7 @@ class _Rows:
         return at + np.cumsum(size) - size
 
 
-_Part = tuple[Examples, Inputs]
+_Part = tuple[types.Examples, Inputs]
 
 
 class _Parts:
@@ -157,7 +157,7 @@ class _Parts:
         self,
         source: Stored,
         inputs: Inputs,
-        cohorts: Cohort,
+        cohorts: types.Cohort,
         layout: Layout,
         every: int,
         part_bytes: int,

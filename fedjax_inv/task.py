@@ -10,23 +10,23 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_inv import checks, models
+from fedjax_inv import checks, models, types
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import DEFAULTS, SCORES, Score
-from fedjax_inv.types import Algorithm, Examples, Facts, Loss, Model, Tree
+from fedjax_inv.types import Tree
 
-Factory = Callable[..., Algorithm]
+Factory = Callable[..., types.Algorithm]
 
 
 class Task(NamedTuple):
     """The loss and the score of evaluations, and the kind of targets that they are for."""
 
-    loss: Loss
+    loss: types.Loss
     score: Score
     settings: dict[str, Any]  # arguments of the algorithm: the loss, if it takes one
     kind: str  # one of `data.dataset.TASKS`; "" if the loss takes any targets
 
-    def num_classes(self, model: Model, examples: Examples) -> int:
+    def num_classes(self, model: types.Model, examples: types.Examples) -> int:
         """Return K, the outputs of the network for classes; 0 for other targets.
 
         There may be more outputs than classes in the examples, as a class may have no example yet.
@@ -112,12 +112,12 @@ def task_of(algorithm: Factory, y: Tree, loss: Any, score: Any) -> Task:
     return Task(loss or usual_loss, score or usual_score, settings, kind)
 
 
-def facts_of(algorithm: Factory) -> Facts:
+def facts_of(algorithm: Factory) -> types.Facts:
     """Return the constant FACTS of the factory or of its module, or the defaults without one."""
     inner = _inner(algorithm)
     module = sys.modules.get(getattr(inner, "__module__", ""))
     found = getattr(inner, "FACTS", getattr(module, "FACTS", None))
-    return found if isinstance(found, Facts) else Facts()
+    return found if isinstance(found, types.Facts) else types.Facts()
 
 
 def _takes_any(algorithm: Factory) -> bool:

@@ -8,7 +8,8 @@ import operator
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, InitServer, Tree, Variables
+from fedjax_inv import types
+from fedjax_inv.types import Array, Tree
 
 
 @runtime_checkable
@@ -28,14 +29,14 @@ def layers(server: Tree) -> Iterator[Tree]:
         yield server
 
 
-def lift(exchange: Exchange, field: str = "wrapped") -> Exchange:
+def lift(exchange: types.Exchange, field: str = "wrapped") -> types.Exchange:
     """Return an exchange on the inner server as an exchange on the outer one.
 
     It changes the `field` of the server that holds the inner one, and no other.
     """
     blank, inner = exchange.blank, operator.attrgetter(field)
 
-    def update(server: Tree, aggregated: Tree, cohort: Cohort) -> Tree:
+    def update(server: Tree, aggregated: Tree, cohort: types.Cohort) -> Tree:
         return server._replace(**{field: exchange.update(inner(server), aggregated, cohort)})
 
     return exchange._replace(
@@ -48,8 +49,8 @@ def lift(exchange: Exchange, field: str = "wrapped") -> Exchange:
 
 
 def around(
-    algorithm: Algorithm, init_server: InitServer, exchanges: tuple[Exchange, ...]
-) -> Algorithm:
+    algorithm: types.Algorithm, init_server: types.InitServer, exchanges: tuple[types.Exchange, ...]
+) -> types.Algorithm:
     """Return an algorithm that serves clients as the inner one does.
 
     Its server before the first round is that of `init_server`, and its exchanges are on the
@@ -63,11 +64,11 @@ def around(
     def predict(server: Tree, own: Tree, x: Tree) -> Array:
         return algorithm.predict(server.wrapped, own, x)
 
-    def network_of(server: Tree) -> Variables:
+    def network_of(server: Tree) -> types.Variables:
         assert network
         return network(server.wrapped)
 
-    return Algorithm(
+    return types.Algorithm(
         init_server,
         init_client,
         exchanges,

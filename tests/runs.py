@@ -13,7 +13,7 @@ import pytest
 from absl.testing import flagsaver
 
 from fedjax_inv.fitted import Fitted
-from fedjax_inv.program import Training
+from fedjax_inv.one_run import Training
 from fedjax_inv_experiments import assemble, config, figures, train
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.running import cell as cells

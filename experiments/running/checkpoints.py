@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
-from fedjax_inv.program import Training
+from fedjax_inv.one_run import Training
 from fedjax_inv.types import Tree
 
 from .. import machine

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
-from fedjax_inv.program import Training
+from fedjax_inv.one_run import Training
 from fedjax_inv.types import Array, Tree
 
 from .. import selection

@@ -12,7 +12,7 @@ from fedjax_inv import evaluation, stopping
 from fedjax_inv.communication import Traffic
 from fedjax_inv.data.federation import UNSEEN
 from fedjax_inv.evaluation import Scores
-from fedjax_inv.program import Outcome
+from fedjax_inv.one_run import Outcome
 
 from .. import selection
 from ..grid import Cell

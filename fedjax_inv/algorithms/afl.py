@@ -21,19 +21,8 @@ import chex
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Loss,
-    Model,
-    Reply,
-    Tree,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree, types
+from fedjax_inv.types import Array, Tree
 
 _SMALLEST = 1e-6  # a smaller weight, over the mean weight, is rounding
 
@@ -59,14 +48,14 @@ def ascend(mixture: Array, losses: Array, step_size: float | Array) -> Array:
 
 
 def afl(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     step_size: float | Array = 0.01,
     loss_batch_size: int = 64,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-) -> Algorithm:
+) -> types.Algorithm:
     """Return agnostic federated learning (Mohri et al. 2019).
 
     Args:
@@ -77,16 +66,16 @@ def afl(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         received, mixture = visit.message
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         delta = servers.upload_of(trained.local.variables, received)
         weight = mixture[visit.shard.who]
         upload = Upload(tree.scaled(weight, delta), weight, value)
-        return Reply(visit.own, upload, trained.metrics)
+        return types.Reply(visit.own, upload, trained.metrics)
 
-    def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, total: Upload, cohort: types.Cohort) -> servers.Server:
         del cohort
         mixture, losses = server.side, total.loss
         # If the cohort has no weight at all, the delta is 0.
@@ -100,7 +89,7 @@ def afl(
         server = servers.update(server_optimizer, server, delta)
         return server._replace(side=ascend(mixture, risks, step_size))
 
-    exchange = Exchange(
+    exchange = types.Exchange(
         lambda server: averaging.Message(server.variables, server.side),
         client,
         aggregators.combine(

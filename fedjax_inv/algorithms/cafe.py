@@ -26,30 +26,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, objectives, servers, tree
+from fedjax_inv import aggregators, averaging, checks, local, objectives, servers, tree, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    Halves,
-    Local,
-    LocalGradFn,
-    Loss,
-    Model,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 _EPSILON = 1e-12  # added to squared norms under a root
 _PARALLEL = 1e-4  # the sine below which two directions count as parallel
 _SQUARINGS = 10
-FACTS = Facts(needs_classes=True)  # its logits are bounded, one for each class
+FACTS = types.Facts(needs_classes=True)  # its logits are bounded, one for each class
 
 
 def unit(vectors: Array) -> Array:
@@ -208,8 +192,8 @@ class _Settings(NamedTuple):
     def direction(self, head: Tree) -> Array:
         return DIRECTIONS[self.drift_mode](_kernel(head).T)
 
-    def local_direction(self, at: Local, global_direction: Array) -> Array:
-        trace: Halves | None = optax.tree.get(at.opt_state, "trace")  # the momentum of sgd
+    def local_direction(self, at: types.Local, global_direction: Array) -> Array:
+        trace: types.Halves | None = optax.tree.get(at.opt_state, "trace")  # the momentum of sgd
         if trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
             return jnp.full_like(global_direction, jnp.where(self.beta == 0, 0, jnp.nan))
         direction = self.direction(trace.head)
@@ -225,45 +209,47 @@ class _Settings(NamedTuple):
         return (history.total + now) / count if self.history_average else now
 
 
-def _gradient(model: Model, loss: Loss, chosen: _Settings, global_direction: Array) -> LocalGradFn:
+def _gradient(
+    model: types.Model, loss: types.Loss, chosen: _Settings, global_direction: Array
+) -> types.LocalGradFn:
     """The gradient of a client's local steps."""
 
-    def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
+    def grad_fn(at: types.Local, batch: types.Batch, key: Array) -> types.Step:
         (params, stats), history, mask = at.variables, at.carry, batch.mask
         count = history.num_batches + 1
         body_key, _ = jax.random.split(key)  # as `models.apply` does
         local_direction = chosen.local_direction(at, global_direction)
 
-        def risk(params: Halves) -> tuple[Array, tuple[Halves, Array]]:
+        def risk(params: types.Halves) -> tuple[Array, tuple[types.Halves, Array]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             kernel = _kernel(params.head)
             features = _embedding(features, kernel.shape[0])
             now = chosen.rows(kernel.T, global_direction, local_direction)
             z = logits(features, chosen.of_history(history, count, now), scale=chosen.scale)
-            return loss(z, batch.y, mask), (Halves(body, stats.head), now)
+            return loss(z, batch.y, mask), (types.Halves(body, stats.head), now)
 
         (value, (after, now)), grads = jax.value_and_grad(risk, has_aux=True)(params)
-        return Step(grads, after, {"loss": value}, carry=_History(history.total + now, count))
+        return types.Step(grads, after, {"loss": value}, carry=_History(history.total + now, count))
 
     return grad_fn
 
 
-def _check(work: Work, chosen: _Settings) -> None:
+def _check(work: types.Work, chosen: _Settings) -> None:
     """Raise UsageError for wrong settings, and for local training without the momentum needed."""
     for name in ("alpha", "beta", "gamma", "scale"):
         checks.real(name, getattr(chosen, name))
     checks.one_of("drift_mode", chosen.drift_mode, DIRECTIONS)
     # A traced beta may be 0.
     if checks.is_concrete(chosen.beta) and not checks.is_known_zero(chosen.beta):
-        some = Variables(Halves(jnp.zeros(1), jnp.zeros(1)), Halves((), ()))
+        some = types.Variables(types.Halves(jnp.zeros(1), jnp.zeros(1)), types.Halves((), ()))
         if optax.tree.get(jax.eval_shape(work.init, some).opt_state, "trace") is None:
             text = "must be sgd with momentum above 0, or {beta}"
             raise UsageError("optimizer", ..., text, beta=("beta", 0))
 
 
 def cafe(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     alpha: float | Array = 0.2,
     beta: float | Array = 0.2,
@@ -274,10 +260,10 @@ def cafe(
     feature_calibration: bool = True,
     parameter_calibration: bool = True,
     history_average: bool = True,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
     The clients' optimizer must be sgd with momentum, unless beta is 0 or feature_calibration False;
@@ -306,11 +292,11 @@ def cafe(
     chosen = _Settings(alpha, beta, gamma, scale, drift_mode, *switches)
     _check(work, chosen)
 
-    def gradient_from(visit: Visit) -> LocalGradFn:
+    def gradient_from(visit: types.Visit) -> types.LocalGradFn:
         head = visit.message.variables.params.head
         return _gradient(model, loss, chosen, chosen.direction(head))
 
-    def start(visit: Visit) -> Local:
+    def start(visit: types.Visit) -> types.Local:
         kernel = _kernel(visit.message.variables.params.head)
         nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()))
         return work.init(visit.message.variables)._replace(carry=nothing)
@@ -324,7 +310,7 @@ def cafe(
         start=start,
     )
 
-    def init_server(setup: Setup) -> servers.Server:
+    def init_server(setup: types.Setup) -> servers.Server:
         params, stats = setup.variables
         shapes = sorted((leaf.shape for leaf in jax.tree.leaves(params.head)), key=len)
         fits = [*map(len, shapes)] in ([2], [1, 2]) and not jax.tree.leaves(stats.head)

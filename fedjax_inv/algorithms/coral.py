@@ -14,11 +14,11 @@ of an image are averaged first.
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, domains, objectives
+from fedjax_inv import averaging, domains, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
+from fedjax_inv.types import Array
 
-FACTS = Facts(precision="highest", needs_domains=True)  # the differences of moments are small
+FACTS = types.Facts(precision="highest", needs_domains=True)  # the differences of moments are small
 
 
 def distance(features: Array, members: Array) -> Array:
@@ -40,16 +40,16 @@ def distance(features: Array, members: Array) -> Array:
 
 
 def coral(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     penalty: float | Array = 1.0,
     warmup_rounds: int = 0,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return CORAL inside of clients; it reports the distance of moments as "penalty".
 
     Args:
@@ -57,7 +57,7 @@ def coral(
       warmup_rounds: rounds before the penalty starts.
     """
 
-    def penalty_of(features: Array, outputs: Array, batch: Batch, members: Array) -> Array:
+    def penalty_of(features: Array, outputs: Array, batch: types.Batch, members: Array) -> Array:
         del outputs, batch
         return distance(averaging.embedding(features), members)
 

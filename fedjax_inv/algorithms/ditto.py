@@ -17,21 +17,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives
+from fedjax_inv import averaging, checks, objectives, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
-from fedjax_inv.types import Algorithm, Array, Loss, Model, Reply, Visit, Work
+from fedjax_inv.types import Array
 
 
 def ditto(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     proximal: float | Array = 0.1,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return Ditto (Li et al. 2021, Algorithm 1). A client's own state is its own network v_i.
 
     It reports the risk of the own network in its local steps as "personal_loss".
@@ -56,12 +56,14 @@ def ditto(
 
     near_gradient = fedprox.proximal_gradients(risk_gradient, proximal)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         reply = exchange.client(visit)
         start = work.init(visit.own.variables)
         own_key = jax.random.fold_in(visit.key, 2)  # 0 and 1 are in the training of w
         own = work.run(near_gradient(visit), start, visit.shard, own_key)
         metrics = {**reply.metrics, "personal_loss": own.metrics["loss"]}
-        return Reply(averaging.Own(own.local.variables, jnp.bool_(True)), reply.upload, metrics)
+        return types.Reply(
+            averaging.Own(own.local.variables, jnp.bool_(True)), reply.upload, metrics
+        )
 
     return training._replace(exchanges=(exchange._replace(client=client),))

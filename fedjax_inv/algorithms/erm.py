@@ -8,13 +8,14 @@ keeps its optimizer's state (momentum) from round to round, as in ordinary train
 
 import optax
 
-from fedjax_inv import averaging, objectives
-from fedjax_inv.types import Algorithm, Facts, Local, Loss, Model, Work
+from fedjax_inv import averaging, objectives, types
 
-FACTS = Facts(pooled=True)
+FACTS = types.Facts(pooled=True)
 
 
-def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> Algorithm:
+def erm(
+    model: types.Model, work: types.Work, *, loss: types.Loss = objectives.cross_entropy
+) -> types.Algorithm:
     """Return ordinary training, as a federation of one client."""
     grad_fn = averaging.gradient(model, loss)
     return averaging.averaging(
@@ -24,6 +25,6 @@ def erm(model: Model, work: Work, *, loss: Loss = objectives.cross_entropy) -> A
         server_optimizer=optax.sgd(1.0),
         weighting="uniform",
         init_client=lambda server, who: work.init(server.variables).opt_state,
-        start=lambda visit: Local(visit.message.variables, visit.own),
+        start=lambda visit: types.Local(visit.message.variables, visit.own),
         remember=lambda visit, trained: trained.local.opt_state,
     )

@@ -34,27 +34,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, objectives, wrapping
+from fedjax_inv import aggregators, checks, local, objectives, types, wrapping
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Cohort,
-    Exchange,
-    Facts,
-    Loss,
-    Model,
-    Reply,
-    Setup,
-    Tree,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 # Contributions compare gradients, whose differences are small; the threshold may be -inf.
-FACTS = Facts(precision="highest", infinite=("threshold",))
+FACTS = types.Facts(precision="highest", infinite=("threshold",))
 _BATCH_SIZE = 256  # of the pass for a gradient, which is over all examples
 StepSize = float | Array | Callable[[Array], Array]
 
@@ -178,7 +164,7 @@ class Phase(NamedTuple):
     threshold: float | Array = 0.0
     share: float | Array | None = None
     rounds: int = 5  # P
-    loss: Loss = objectives.cross_entropy  # whose mean is R_i, on the outputs of `predict`
+    loss: types.Loss = objectives.cross_entropy  # whose mean is R_i, on the outputs of `predict`
     # Server -> its leaves that are the network's parameters; None: those of `Algorithm.network`.
     # For FL Games `lambda game: (game.body.params, game.players.params)`.
     parameters: Callable[[Any], Tree] | None = None
@@ -187,17 +173,17 @@ class Phase(NamedTuple):
 class _Measure(NamedTuple):
     """Means over a client's examples of what depends on its risk, as the client is served."""
 
-    algorithm: Algorithm
+    algorithm: types.Algorithm
     parameters: Callable[[Any], Tree]
-    loss: Loss
+    loss: types.Loss
 
-    def of(self, fn: Callable[[Any, Tree], Tree], visit: Visit, server: Tree) -> Tree:
+    def of(self, fn: Callable[[Any, Tree], Tree], visit: types.Visit, server: Tree) -> Tree:
         """fn: (the function parameters -> the sum of a batch's losses, parameters) -> a sum."""
         structure: Any
         leaves, structure = jax.tree.flatten(server)
         places = jax.tree.leaves(self.parameters(structure.unflatten(range(len(leaves)))))
 
-        def sums(batch: Batch) -> Tree:
+        def sums(batch: types.Batch) -> Tree:
             def risk(params: Tree) -> Array:
                 new = dict(zip(places, jax.tree.leaves(params), strict=True))
                 given = structure.unflatten(new.get(i, leaf) for i, leaf in enumerate(leaves))
@@ -210,10 +196,10 @@ class _Measure(NamedTuple):
         return optax.tree.scale(1 / jnp.maximum(visit.shard.size, 1), total)
 
 
-def _global_gradient(phase: Phase, measure: _Measure) -> Exchange:
+def _global_gradient(phase: Phase, measure: _Measure) -> types.Exchange:
     """The exchange for the mean of all gradients at the current network, and L."""
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         server, direction = visit.undelayed_message
 
         def gradient_and_product(risk: Callable[[Tree], Array], params: Tree) -> Tree:
@@ -222,9 +208,9 @@ def _global_gradient(phase: Phase, measure: _Measure) -> Exchange:
                 return jax.jvp(gradient, (params,), (direction,))
             return gradient(params), ()
 
-        return Reply(visit.own, measure.of(gradient_and_product, visit, server), {})
+        return types.Reply(visit.own, measure.of(gradient_and_product, visit, server), {})
 
-    def update(server: Server, mean: tuple[Tree, Tree], cohort: Cohort) -> Server:
+    def update(server: Server, mean: tuple[Tree, Tree], cohort: types.Cohort) -> Server:
         del cohort
         (gradient, product), old = mean, server.assessment
         # A given L may differ between runs with the same start, so it is stored only here.
@@ -236,7 +222,7 @@ def _global_gradient(phase: Phase, measure: _Measure) -> Exchange:
         new = old._replace(gradient=gradient, direction=direction, smoothness=smoothness)
         return server._replace(assessment=new)
 
-    return Exchange(
+    return types.Exchange(
         lambda server: (),
         client,
         aggregators.mean(),
@@ -246,19 +232,19 @@ def _global_gradient(phase: Phase, measure: _Measure) -> Exchange:
     )
 
 
-def _products(phase: Phase, measure: _Measure) -> Exchange:
+def _products(phase: Phase, measure: _Measure) -> types.Exchange:
     """The exchange for the products of Eq. 13, at the network that each client last received."""
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         gradient = measure.of(lambda risk, at: jax.grad(risk)(at), visit, visit.message)
         inner = optax.tree.vdot(visit.undelayed_message, gradient)
-        return Reply(visit.own, (inner, _square(gradient), visit.round), {})
+        return types.Reply(visit.own, (inner, _square(gradient), visit.round), {})
 
-    def update(server: Server, sent: aggregators.Stack, cohort: Cohort) -> Server:
+    def update(server: Server, sent: aggregators.Stack, cohort: types.Cohort) -> Server:
         del cohort
         return server._replace(assessment=_assess(phase, server.assessment, sent))
 
-    return Exchange(
+    return types.Exchange(
         lambda server: server.wrapped,
         client,
         aggregators.stacked(),
@@ -292,13 +278,13 @@ def _assess(phase: Phase, old: Assessment, sent: aggregators.Stack) -> Assessmen
     return new._replace(stays=~leaves)
 
 
-def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B008
+def wrap(algorithm: types.Algorithm, phase: Phase = Phase()) -> types.Algorithm:  # noqa: B008
     """Return `algorithm` whose clients leave after the phase if they contribute too little.
 
     A client that has left attends no exchange. What the algorithm's server keeps of its clients,
-    such as SCAFFOLD's sum of variates, it keeps of those that left, too; so `missing.reuse` and
-    `freezing.train_only` must go around this one. If nobody is left, nothing changes any more; see
-    `check_someone_stays`. With the threshold -inf and without `share` nobody leaves, and the
+    such as SCAFFOLD's sum of variates, it keeps of those that left, too; so `late_uploads.reuse`
+    and `freezing.train_only` must go around this one. If nobody is left, nothing changes any more;
+    see `check_someone_stays`. With the threshold -inf and without `share` nobody leaves, and the
     network is that of `algorithm` bit for bit. The contributions of clients that are served with
     their own networks alone, as Ditto's, are 0.
     """
@@ -311,7 +297,7 @@ def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B0
     assert phase.parameters or network, "without a single network, `parameters` must be given"
     parameters = phase.parameters or (lambda server: network(server).params)
 
-    def init_server(setup: Setup) -> Server:
+    def init_server(setup: types.Setup) -> Server:
         wrapped = algorithm.init_server(setup)
         params, direction = parameters(wrapped), ()
         if phase.smoothness is None:
@@ -322,7 +308,7 @@ def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B0
         none = optax.tree.zeros_like(params), direction, jnp.zeros(())
         return Server(wrapped, Assessment(*none, table, table, table > 0, stays))
 
-    def of_staying(exchange: Exchange) -> Exchange:
+    def of_staying(exchange: types.Exchange) -> types.Exchange:
         lifted = wrapping.lift(exchange)
 
         def attends(server: Server, who: Array, round: Array) -> Array:
@@ -336,24 +322,27 @@ def wrap(algorithm: Algorithm, phase: Phase = Phase()) -> Algorithm:  # noqa: B0
     return wrapping.around(algorithm, init_server, (*map(of_staying, algorithm.exchanges), *own))
 
 
-WRAPPED: dict[str, Callable[..., Algorithm]] = {"fedavg": fedavg.fedavg, "fedipg": fedipg.fedipg}
+WRAPPED: dict[str, Callable[..., types.Algorithm]] = {
+    "fedavg": fedavg.fedavg,
+    "fedipg": fedipg.fedipg,
+}
 
 
 def exit_strategy(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
-    wrapped: str | Callable[..., Algorithm] = "fedavg",
+    wrapped: str | Callable[..., types.Algorithm] = "fedavg",
     penalty: float | Array | None = None,
     step_size: float | Array | None = 0.01,
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
     share: float | Array | None = None,
     pretraining_rounds: int = 5,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedAvg, FedIPG or another algorithm with the exit strategy (see `wrap`).
 
     Args:

@@ -9,19 +9,18 @@ FedAdam or FedYogi. Statistics (BatchNorm) are averaged like parameters.
 
 import optax
 
-from fedjax_inv import averaging, objectives
+from fedjax_inv import averaging, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Loss, Model, Work
 
 
 def fedavg(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedAvg (McMahan et al. 2017, Algorithm 1).
 
     Args:

@@ -16,10 +16,10 @@ release; the paper has n_i / n.
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives, servers, tree
-from fedjax_inv.types import Algorithm, Facts, Local, Loss, Model, Tree, Variables, Visit, Work
+from fedjax_inv import aggregators, averaging, objectives, servers, tree, types
+from fedjax_inv.types import Tree
 
-FACTS = Facts(needs_norm=True)
+FACTS = types.Facts(needs_norm=True)
 
 
 def in_norm(path: tuple[str, ...]) -> bool:
@@ -32,13 +32,13 @@ def in_norm(path: tuple[str, ...]) -> bool:
 
 
 def fedbn(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedBN (Li et al. 2021, Algorithm 1). A client's own state is its local variables.
 
     Args:
@@ -47,16 +47,16 @@ def fedbn(
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
-    def local_part(variables: Variables) -> Variables:
+    def local_part(variables: types.Variables) -> types.Variables:
         return tree.partition(variables, in_norm)[0]
 
-    def start(visit: Visit) -> Local:
+    def start(visit: types.Visit) -> types.Local:
         return work.init(tree.combine(visit.own.variables, visit.message.variables))
 
-    def serve(server: servers.Server, own: averaging.Own) -> Variables:
+    def serve(server: servers.Server, own: averaging.Own) -> types.Variables:
         return tree.combine(averaging.variables_of(own, server.side), server.variables)
 
-    def mean_of(old: Variables, aggregated: Tree, delta: Variables) -> Variables:
+    def mean_of(old: types.Variables, aggregated: Tree, delta: types.Variables) -> types.Variables:
         del delta
         mean, weight = aggregated
         return optax.tree.where(weight > 0, mean, old)

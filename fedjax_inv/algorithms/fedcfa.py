@@ -29,27 +29,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averages, averaging, checks, objectives, platforms, tree
+from fedjax_inv import averaging, checks, mean_examples, objectives, platforms, tree, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.averages import chunk_means as chunk_means
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    GradFn,
-    Halves,
-    Metrics,
-    Model,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.mean_examples import chunk_means as chunk_means
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(needs_classes=True)
+FACTS = types.Facts(needs_classes=True)
 # Added to variances. A factor with a standard deviation below 1e-4 counts as constant, as the
 # gradient of its correlation grows with the inverse of the deviation.
 _EPSILON = 1e-8
@@ -193,18 +178,18 @@ class _Settings(NamedTuple):
     statistics: str
 
 
-def _gradient(model: Model, chosen: _Settings, visit: Visit) -> GradFn:
+def _gradient(model: types.Model, chosen: _Settings, visit: types.Visit) -> types.GradFn:
     """The gradient of a client's local steps."""
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         body_key, head_key = jax.random.split(key)
         mask, stats = batch.mask, variables.stats
 
-        def objective(params: Halves) -> tuple[Array, tuple[Halves, Metrics]]:
+        def objective(params: types.Halves) -> tuple[Array, tuple[types.Halves, types.Metrics]]:
             factors, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             logits, head = model.decode(params.head, stats.head, factors, mask, True, head_key)
             total = objectives.cross_entropy(logits, batch.y, mask)
-            metrics, moved = {"loss": total}, Halves(body, head)
+            metrics, moved = {"loss": total}, types.Halves(body, head)
             if chosen.swaps:
                 losses, moved = _counterfactual_losses(
                     model, chosen, visit, params, moved, batch, factors, jax.random.fold_in(key, 1)
@@ -218,21 +203,21 @@ def _gradient(model: Model, chosen: _Settings, visit: Visit) -> GradFn:
             return total, (moved, metrics)
 
         grads, (moved, metrics) = jax.grad(objective, has_aux=True)(variables.params)
-        return Step(grads, moved, metrics)
+        return types.Step(grads, moved, metrics)
 
     return grad_fn
 
 
 def _counterfactual_losses(
-    model: Model,
+    model: types.Model,
     chosen: _Settings,
-    visit: Visit,
-    params: Halves,
-    stats: Halves,
-    batch: Batch,
+    visit: types.Visit,
+    params: types.Halves,
+    stats: types.Halves,
+    batch: types.Batch,
     factors: Array,
     key: Array,
-) -> tuple[Metrics, Halves]:
+) -> tuple[types.Metrics, types.Halves]:
     """The mean loss of the head on each kind of counterfactuals, and new statistics.
 
     Without averages the losses are 0 and the statistics stay.
@@ -240,7 +225,7 @@ def _counterfactual_losses(
     stats: behind the batch. factors: [B, ..., F] of the batch.
     """
     draw_key, body_key, *head_keys = jax.random.split(key, 2 + len(chosen.swaps))
-    average_x, average_y = averages.draw(visit.message.side, draw_key, len(batch.mask))
+    average_x, average_y = mean_examples.draw(visit.message.side, draw_key, len(batch.mask))
     average, body = model.encode(params.body, stats.body, average_x, batch.mask, True, body_key)
     by_kind = _replacements(model, chosen.top_k, visit, batch, factors, average_y)
     kinds = [by_kind[name] for name in chosen.swaps]
@@ -255,7 +240,7 @@ def _counterfactual_losses(
         return objectives.soft_cross_entropy(logits, labels, batch.mask), head
 
     if chosen.statistics == "all":
-        moved, values = Halves(body, stats.head), []
+        moved, values = types.Halves(body, stats.head), []
         for kind, head_key in zip(kinds, head_keys, strict=True):
             value, head = loss(*kind, head_key, moved.head)
             moved = moved._replace(head=head)
@@ -270,7 +255,12 @@ def _counterfactual_losses(
 
 
 def _replacements(
-    model: Model, top_k: int | None, visit: Visit, batch: Batch, factors: Array, average_y: Array
+    model: types.Model,
+    top_k: int | None,
+    visit: types.Visit,
+    batch: types.Batch,
+    factors: Array,
+    average_y: Array,
 ) -> dict[str, tuple[Array, Array]]:
     """By kind of counterfactuals the factors to replace [B, F] and the labels [B, K]."""
     params, stats = visit.message.variables
@@ -291,8 +281,8 @@ def _replacements(
 
 
 def fedcfa(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     top_k: int | None = None,
     positive_weight: float | Array = 5.0,
@@ -303,10 +293,10 @@ def fedcfa(
     combining: str = "pool",
     rows: int = 16,
     chunk: int = 128,
-    mixable: Callable[[Tree], Tree] = averages.as_numbers,
+    mixable: Callable[[Tree], Tree] = mean_examples.as_numbers,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedCFA; the factors are the outputs of the model's body.
 
     With all three weights at 0 this is FedAvg; a term of weight 0 is not computed. Each term is
@@ -322,7 +312,7 @@ def fedcfa(
         batch alone, or "all", as in the release: behind the batch also the averages in the body,
         then the positive and the negative counterfactuals in the head.
       combining: how the server combines averages, "pool" (as in the release) or "paper"; see
-        `averages.side_state`, also for the next three.
+        `mean_examples.side_state`, also for the next three.
       rows: the most averages that a client sends, the paper's B.
       chunk: examples in a row of a "pool".
       mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
@@ -334,7 +324,9 @@ def fedcfa(
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not checks.is_known_zero(weight)}
     chosen = _Settings(top_k, swaps, decorrelation_weight, detach, statistics)
-    side = averages.side_state(model, combining=combining, rows=rows, chunk=chunk, mixable=mixable)
+    side = mean_examples.side_state(
+        model, combining=combining, rows=rows, chunk=chunk, mixable=mixable
+    )
     training = averaging.averaging(
         model,
         work,
@@ -344,7 +336,7 @@ def fedcfa(
         side=side if swaps else None,
     )
 
-    def init_server(setup: Setup) -> Tree:
+    def init_server(setup: types.Setup) -> Tree:
         if top_k is not None:
             factors, _ = averaging.output_shapes(model, setup)
             checks.integer("top_k", top_k, 0, factors.shape[-1])

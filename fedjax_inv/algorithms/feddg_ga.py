@@ -23,25 +23,10 @@ import chex
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree
-from fedjax_inv.algorithms.vrex import Own
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Facts,
-    Loss,
-    Model,
-    Reply,
-    Setup,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, tree, types
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(precision="highest")  # the differences of losses are small
+FACTS = types.Facts(precision="highest")  # the differences of losses are small
 _ROUNDING = 1e-6  # of a mean of float32 numbers, relative
 _OF_A_WEIGHT = 0.6  # the paper's first step, 0.2, over its first weights, 1/3
 
@@ -112,15 +97,15 @@ def _adjust(
 
 
 def feddg_ga(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     step_size: float | Array | None = None,
     num_rounds: int = 100,
     loss_batch_size: int = 64,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedAvg with generalisation adjustment (Zhang et al. 2023).
 
     Args:
@@ -135,44 +120,46 @@ def feddg_ga(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def risk(variables: Variables, visit: Visit) -> Array:
+    def risk(variables: types.Variables, visit: types.Visit) -> Array:
         return averaging.mean_loss(model, loss, variables, visit.shard, batch_size=loss_batch_size)
 
-    def start(setup: Setup) -> Weights:
+    def start(setup: types.Setup) -> Weights:
         number = setup.has_examples.sum() * jnp.ones(())
         return Weights(averaging.uniform_over(setup.has_examples), jnp.zeros(()), number)
 
-    def train(visit: Visit) -> Reply:
+    def train(visit: types.Visit) -> types.Reply:
         received, weights = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         weight, own = weights[visit.shard.who], trained.local.variables
         delta = tree.scaled(weight, servers.upload_of(own, received))
-        measured = Own(jnp.asarray(risk(own, visit), float), visit.round)
-        return Reply(measured, Upload(delta, weight), trained.metrics)
+        measured = averaging.MeasuredRisk(jnp.asarray(risk(own, visit), float), visit.round)
+        return types.Reply(measured, Upload(delta, weight), trained.metrics)
 
-    def average(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+    def average(server: servers.Server, total: Upload, cohort: types.Cohort) -> servers.Server:
         del cohort
         weight = jnp.where(total.weight > 0, total.weight, 1)
         mean = tree.scaled(1 / weight, total.delta)
         delta = servers.delta_of(server, mean, total.weight)
         return servers.update(server_optimizer, server, delta)
 
-    def measure(visit: Visit) -> Reply:
+    def measure(visit: types.Visit) -> types.Reply:
         # An update that was dropped, for example because it held NaN, left an older state.
         averaged, own = risk(visit.undelayed_message, visit), visit.own
-        return Reply(own, Gap(averaged - own.risk, own.round == visit.round, averaged), {})
+        return types.Reply(own, Gap(averaged - own.risk, own.round == visit.round, averaged), {})
 
-    def adjust(server: servers.Server, found: aggregators.Stack, cohort: Cohort) -> servers.Server:
+    def adjust(
+        server: servers.Server, found: aggregators.Stack, cohort: types.Cohort
+    ) -> servers.Server:
         del cohort
         return server._replace(side=_adjust(server.side, found, step_size, num_rounds))
 
-    training = Exchange(
+    training = types.Exchange(
         lambda server: averaging.Message(server.variables, server.side.of_clients),
         train,
         aggregators.total(),
         average,
     )
-    measuring = Exchange(
+    measuring = types.Exchange(
         lambda server: (),
         measure,
         aggregators.stacked(),
@@ -183,6 +170,6 @@ def feddg_ga(
         model,
         server_optimizer,
         (training, measuring),
-        init_client=lambda server, who: Own(jnp.zeros(()), jnp.int32(-1)),
+        init_client=lambda server, who: averaging.MeasuredRisk(jnp.zeros(()), jnp.int32(-1)),
         side=start,
     )

@@ -19,29 +19,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, tree
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Setup,
-    Step,
-    Trained,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, objectives, tree, types
+from fedjax_inv.types import Array, Tree
 
 
 class Drift(NamedTuple):
     """The server's own state."""
 
-    mean: Halves  # -h / alpha: the sum over rounds of (1 / N) sum (w_i - w_received)
+    mean: types.Halves  # -h / alpha: the sum over rounds of (1 / N) sum (w_i - w_received)
     num_clients: Array  # [] N
     mean_size: Array  # [] mean n
 
@@ -60,14 +45,14 @@ def dynamic_gradient(
 
 
 def feddyn(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     alpha: float | Array = 0.01,
     weighting: str = "uniform",
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedDyn (Acar et al. 2021, Algorithm 1).
 
     Args:
@@ -81,33 +66,33 @@ def feddyn(
     by_size = weighting == "size"
     risk_gradient = averaging.gradient(model, loss)
 
-    def gradient_from(visit: Visit) -> GradFn:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
         received = visit.message.variables.params
         factor = visit.message.side / jnp.maximum(visit.shard.size, 1) if by_size else 1.0
         own = tree.scaled(factor, visit.own) if by_size else visit.own
 
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
             step = risk_gradient(variables, batch, key)
             grads = dynamic_gradient(step.grads, own, variables.params, received, factor * alpha)
             return step._replace(grads=grads)
 
         return grad_fn
 
-    def remember(visit: Visit, trained: Trained) -> Halves:
+    def remember(visit: types.Visit, trained: types.Trained) -> types.Halves:
         moved = optax.tree.sub(trained.local.variables.params, visit.message.variables.params)
         return optax.tree.add_scale(visit.own, -alpha, moved)
 
-    def init(setup: Setup) -> Drift:
+    def init(setup: types.Setup) -> Drift:
         zeros = optax.tree.zeros_like(setup.variables.params)
         number = setup.has_examples.sum() * jnp.ones(())
         return Drift(zeros, number, setup.mean_size * jnp.ones(()))
 
-    def update(drift: Drift, present: Array, delta: Variables) -> Drift:
+    def update(drift: Drift, present: Array, delta: types.Variables) -> Drift:
         share = present / drift.num_clients
         change = tree.scaled(share, delta.params)
         return drift._replace(mean=optax.tree.add(drift.mean, change))
 
-    def server_delta(drift: Drift, delta: Variables, present: Array) -> Variables:
+    def server_delta(drift: Drift, delta: types.Variables, present: Array) -> types.Variables:
         del present
         return delta._replace(params=optax.tree.add(delta.params, drift.mean))
 

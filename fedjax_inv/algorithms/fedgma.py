@@ -11,23 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Aggregator,
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Loss,
-    Model,
-    Reply,
-    Slots,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 
 def mask(mean_sign: Array, agreement: float | Array) -> Array:
@@ -39,28 +25,28 @@ def mask(mean_sign: Array, agreement: float | Array) -> Array:
     return jnp.where(found >= agreement, 1, found)
 
 
-def mean_and_sign(weight: Weight) -> Aggregator:
+def mean_and_sign(weight: Weight) -> types.Aggregator:
     """Return an aggregator for (mean of the `Variables`, mean of the signs of the parameters)."""
     mean = aggregators.mean(weight)
 
-    def init(upload: Variables, num_slots: int) -> Tree:
+    def init(upload: types.Variables, num_slots: int) -> Tree:
         return mean.init((upload, upload.params), num_slots)
 
-    def add(total: Tree, uploads: Variables, slots: Slots) -> Tree:
+    def add(total: Tree, uploads: types.Variables, slots: types.Slots) -> Tree:
         return mean.add(total, (uploads, jax.tree.map(jnp.sign, uploads.params)), slots)
 
-    return Aggregator(init, add, mean.finish)
+    return types.Aggregator(init, add, mean.finish)
 
 
 def fedgma(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     agreement: float | Array = 0.4,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return gradient masked averaging (Tenison et al. 2022, Algorithm 1).
 
     Args:
@@ -71,12 +57,12 @@ def fedgma(
     weight = aggregators.weight_of(weighting)
     grad_fn = averaging.gradient(model, loss)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         trained = work.run(grad_fn, work.init(visit.message), visit.shard, visit.key)
         delta = servers.upload_of(trained.local.variables, visit.message)
-        return Reply(visit.own, (delta, ()), trained.metrics)
+        return types.Reply(visit.own, (delta, ()), trained.metrics)
 
-    def update(server: servers.Server, aggregated: Tree, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, aggregated: Tree, cohort: types.Cohort) -> servers.Server:
         del cohort
         (mean, signs), total = aggregated
         delta = servers.delta_of(server, mean, total)
@@ -84,5 +70,5 @@ def fedgma(
         return servers.update(server_optimizer, server, delta._replace(params=params))
 
     aggregate = aggregators.combine((mean_and_sign(weight), aggregators.weight_sum(weight)))
-    exchange = Exchange(lambda server: server.variables, client, aggregate, update)
+    exchange = types.Exchange(lambda server: server.variables, client, aggregate, update)
     return averaging.serving_the_server(model, server_optimizer, (exchange,))

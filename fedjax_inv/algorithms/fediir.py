@@ -20,29 +20,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, objectives, servers
+from fedjax_inv import aggregators, averaging, checks, local, objectives, servers, types
 from fedjax_inv.parts import needing_head
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Cohort,
-    Exchange,
-    Facts,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Reply,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 # The penalty compares gradients, whose differences are small.
-FACTS = Facts(precision="highest")
+FACTS = types.Facts(precision="highest")
 
 
 def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
@@ -52,72 +35,81 @@ def alignment(classifier_grads: Tree, mean_grads: Tree) -> Array:
 
 
 def _with_classifier_grads(
-    model: Model, loss: Loss, params: Halves, stats: Halves, batch: Batch, key: Array
-) -> tuple[Array, Halves, Tree]:
+    model: types.Model,
+    loss: types.Loss,
+    params: types.Halves,
+    stats: types.Halves,
+    batch: types.Batch,
+    key: Array,
+) -> tuple[Array, types.Halves, Tree]:
     """Return (R, changed stats, the gradient of R by the head) on a batch."""
 
-    def risk(head: Tree) -> tuple[Array, Halves]:
+    def risk(head: Tree) -> tuple[Array, types.Halves]:
         return averaging.risk(model, loss, params._replace(head=head), stats, batch, key)
 
     (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(params.head)
     return value, stats, grads
 
 
-def _mean_gradient(model: Model, loss: Loss, decay: float | Array, batch_size: int) -> Exchange:
+def _mean_gradient(
+    model: types.Model, loss: types.Loss, decay: float | Array, batch_size: int
+) -> types.Exchange:
     """The first exchange: G moves towards the mean gradient at the network."""
 
     def num_batches(size: Array) -> Array:
         return (-(-size // batch_size)).astype(jnp.float32)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         params, stats = visit.message
 
-        def of_batch(batch: Batch) -> Tree:
+        def of_batch(batch: types.Batch) -> Tree:
             # One key for all batches, as a fold does not number them.
             return _with_classifier_grads(model, loss, params, stats, batch, visit.key)[2]
 
         total = local.fold(visit.shard, of_batch, batch_size=batch_size)
         count = jnp.maximum(num_batches(visit.shard.size), 1)
         mean = jax.tree.map(lambda leaf: leaf / count.astype(leaf.dtype), total)
-        return Reply(visit.own, mean, {})
+        return types.Reply(visit.own, mean, {})
 
-    def update(server: servers.Server, mean: Tree, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, mean: Tree, cohort: types.Cohort) -> servers.Server:
         del cohort
         moved = jax.tree.map(lambda g, now: decay * g + (1 - decay) * now, server.side, mean)
         return server._replace(side=moved)
 
     by_batches = aggregators.mean(lambda slots: num_batches(slots.size))
-    return Exchange(lambda server: server.variables, client, by_batches, update)
+    return types.Exchange(lambda server: server.variables, client, by_batches, update)
 
 
-def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) -> GradFn:
+def _gradient(
+    model: types.Model, loss: types.Loss, penalty: float | Array, visit: types.Visit
+) -> types.GradFn:
     """The gradient of a client's local steps."""
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         stats = variables.stats
 
-        def objective(params: Halves) -> tuple[Array, tuple[Array, Halves, Array]]:
+        def objective(params: types.Halves) -> tuple[Array, tuple[Array, types.Halves, Array]]:
             value, after, grads = _with_classifier_grads(model, loss, params, stats, batch, key)
             distance = alignment(grads, visit.message.side)
             return value + penalty * distance, (value, after, distance)
 
         grads, (value, after, distance) = jax.grad(objective, has_aux=True)(variables.params)
-        return Step(grads, after, {"loss": value, "alignment": distance})
+        return types.Step(grads, after, {"loss": value, "alignment": distance})
 
     return grad_fn
 
 
 def fediir(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     penalty: float | Array = 1e-2,
     decay: float | Array = 0.95,
     gradient_batch_size: int = 64,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedIIR; the classifier is the model's head.
 
     It reports R as "loss" and the squared distance as "alignment", averaged over local steps.

@@ -23,28 +23,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, models, objectives
+from fedjax_inv import averaging, checks, models, objectives, penalties, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.cse import eliminate_common_subexpressions
 from fedjax_inv.parts import EVERYTHING, PARTS, Part, needing_head
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 # The penalty multiplies s(w)^2, a sum of terms that cancel, by up to 1e4.
-FACTS = Facts(precision="highest")
+FACTS = types.Facts(precision="highest")
 
 
 class _Risks(NamedTuple):
@@ -151,25 +137,6 @@ _ROUTES = {
 }
 
 
-def penalty_schedule(
-    penalty: float | Array | optax.Schedule, warmup_rounds: int, warmup_penalty: float | Array
-) -> optax.Schedule:
-    """Return the function round [] -> penalty [], for the arguments of `fedipg`.
-
-    A negative value of a schedule becomes NaN, which a run reports.
-    """
-    checks.integer("warmup_rounds", warmup_rounds, 0)
-    checks.real("warmup_penalty", warmup_penalty)
-    after = penalty if callable(penalty) else lambda round: penalty
-    checks.real("penalty", after(0))
-
-    def at(round: Array) -> Array:
-        now = jnp.where(round < warmup_rounds, warmup_penalty, after(round))
-        return jnp.where(now >= 0, now, jnp.nan)
-
-    return at
-
-
 def half_masks(mask: Array) -> tuple[Array, Array]:
     """Return two masks [B] bool that take the real examples of `mask` [B] in turn."""
     chex.assert_rank(mask, 1)
@@ -178,8 +145,8 @@ def half_masks(mask: Array) -> tuple[Array, Array]:
 
 
 def fedipg(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     penalty: float | Array | optax.Schedule = 1e-3,
     warmup_rounds: int = 0,
@@ -188,10 +155,10 @@ def fedipg(
     estimator: str = "square",
     scale_loss: bool = False,
     derivative: str = "reverse_over_forward",
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedIPG (Algorithm 1 without the exit strategy).
 
     It reports R as "loss" and s as "invariance", of whole batches, averaged over local steps.
@@ -211,19 +178,19 @@ def fedipg(
       derivative: method of `penalised_value_and_grad`, "reverse_over_forward" or
         "forward_over_reverse".
     """
-    penalty_at = penalty_schedule(penalty, warmup_rounds, warmup_penalty)
+    penalty_at = penalties.schedule(penalty, warmup_rounds, warmup_penalty)
     checks.one_of("derivative", derivative, _ROUTES)
     checks.one_of("penalty_on", penalty_on, PARTS)
     checks.one_of("estimator", estimator, ("square", "halves"))
     if estimator == "halves":
         checks.one_of("derivative", derivative, ("reverse_over_forward",))
 
-    def gradient_from(visit: Visit) -> GradFn:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
         now = penalty_at(visit.round)
 
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-            def risks(params: Halves) -> tuple[_Risks, Halves]:
-                at = Variables(params, variables.stats)
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
+            def risks(params: types.Halves) -> tuple[_Risks, types.Halves]:
+                at = types.Variables(params, variables.stats)
                 outputs, stats = models.apply(model, at, batch.x, batch.mask, True, key)
                 whole = loss(outputs, batch.y, batch.mask)
                 if estimator == "square":
@@ -234,7 +201,9 @@ def fedipg(
             parts, grads = _ROUTES[derivative](risks, now, variables.params, PARTS[penalty_on])
             if scale_loss:
                 grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
-            return Step(grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance})
+            return types.Step(
+                grads, parts.aux, {"loss": parts.risk, "invariance": parts.invariance}
+            )
 
         return grad_fn
 

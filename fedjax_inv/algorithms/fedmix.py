@@ -24,29 +24,21 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averages, averaging, checks, models, objectives, servers, tree
-from fedjax_inv.averages import Averages
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Cohort,
-    Exchange,
-    Facts,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Reply,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
+from fedjax_inv import (
+    aggregators,
+    averaging,
+    checks,
+    mean_examples,
+    models,
+    objectives,
+    servers,
+    tree,
+    types,
 )
+from fedjax_inv.mean_examples import MeanExamples
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(means_of_targets=True)
+FACTS = types.Facts(means_of_targets=True)
 _BATCH_SIZE = 64  # of the pass for a client's means; it changes only time
 
 
@@ -93,11 +85,11 @@ def mixed_loss(
     return (value, aux) if has_aux else value
 
 
-def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> Exchange:
+def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> types.Exchange:
     """The first exchange: clients that have not sent their means yet send them."""
 
-    def client(visit: Visit) -> Reply:
-        means = averages.of_shard(
+    def client(visit: types.Visit) -> types.Reply:
+        means = mean_examples.of_shard(
             visit.shard,
             visit.key,
             num_classes=visit.message.shape[0],
@@ -106,14 +98,14 @@ def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> Exchange:
             batch_size=_BATCH_SIZE,
             mixable=mixed_inputs,
         )
-        return Reply(visit.own, means, {})
+        return types.Reply(visit.own, means, {})
 
-    def update(server: servers.Server, sent: aggregators.Stack, cohort: Cohort) -> Tree:
+    def update(server: servers.Server, sent: aggregators.Stack, cohort: types.Cohort) -> Tree:
         del cohort
         who = jnp.where(sent.present, sent.who, server.side.real.shape[0])
         return server._replace(side=tree.put(server.side, who, sent.values))
 
-    return Exchange(
+    return types.Exchange(
         lambda server: jnp.zeros_like(server.side.y[0, 0]),  # [K], for its length
         client,
         aggregators.stacked(),
@@ -122,7 +114,7 @@ def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> Exchange:
     )
 
 
-def _all_rows(means: Averages) -> Averages:
+def _all_rows(means: MeanExamples) -> MeanExamples:
     """The rows of all clients [C * rows], the real ones first."""
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), means)
     # By counting, as a sort is slow on accelerators.
@@ -132,28 +124,28 @@ def _all_rows(means: Averages) -> Averages:
 
 
 def _gradient(
-    model: Model,
+    model: types.Model,
     mixed_inputs: Callable[[Tree], Array],
-    loss: Loss,
+    loss: types.Loss,
     ratio: float | Array,
-    visit: Visit,
-) -> GradFn:
+    visit: types.Visit,
+) -> types.GradFn:
     """The gradient of a client's local steps."""
     means = visit.message.side
     num_columns = means.y.shape[1]
     share = jnp.where(means.real.any(), ratio, 0)
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
-        mean_x, mean_y = tree.take(averages.draw(means, jax.random.fold_in(key, 1), 1), 0)
-        y = averages.columns(batch.y, num_columns)
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
+        mean_x, mean_y = tree.take(mean_examples.draw(means, jax.random.fold_in(key, 1), 1), 0)
+        y = mean_examples.columns(batch.y, num_columns)
         if jnp.issubdtype(batch.y.dtype, jnp.integer):
             # The loss of a label that is no class is NaN, as elsewhere.
             is_class = (batch.y >= 0) & (batch.y < num_columns)
             y = jnp.where(is_class[:, None], y, jnp.nan)
 
-        def objective(params: Halves) -> tuple[Array, Halves]:
-            def risk(x: Array, y: Array) -> tuple[Array, Halves]:
-                now = Variables(params, variables.stats)
+        def objective(params: types.Halves) -> tuple[Array, types.Halves]:
+            def risk(x: Array, y: Array) -> tuple[Array, types.Halves]:
+                now = types.Variables(params, variables.stats)
                 outputs, stats = models.apply(model, now, x, batch.mask, True, key)
                 return loss(outputs, y, batch.mask), stats
 
@@ -161,22 +153,22 @@ def _gradient(
             return mixed_loss(risk, x, y, mean_x, mean_y, ratio=share, has_aux=True)
 
         (value, stats), grads = jax.value_and_grad(objective, has_aux=True)(variables.params)
-        return Step(grads, stats, {"loss": value})
+        return types.Step(grads, stats, {"loss": value})
 
     return grad_fn
 
 
 def fedmix(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     ratio: float | Array = 0.05,
     rows: int = 1,
-    mixable: Callable[[Tree], Tree] = averages.as_numbers,
-    loss: Loss = objectives.soft_cross_entropy,
+    mixable: Callable[[Tree], Tree] = mean_examples.as_numbers,
+    loss: types.Loss = objectives.soft_cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedMix (Yoon et al. 2021, Algorithm 2).
 
     It reports the mixed loss as "loss".
@@ -196,12 +188,12 @@ def fedmix(
     def mixed_inputs(x: Tree) -> Array:
         return mixable(model.preprocess(x))
 
-    def init(setup: Setup) -> Averages:
+    def init(setup: types.Setup) -> MeanExamples:
         """Return empty means, each leaf [C, rows, ...]."""
         x = jax.eval_shape(mixed_inputs, setup.sample)
         _, outputs = averaging.output_shapes(model, setup)
         leading = (setup.num_clients, rows)
-        return Averages(
+        return MeanExamples(
             jnp.zeros((*leading, *x.shape[1:]), x.dtype),
             jnp.zeros((*leading, outputs.shape[-1])),
             jnp.zeros(leading, bool),

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, tree
+from fedjax_inv import aggregators, averaging, checks, objectives, tree, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import fedprox
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm, Array, Loss, Model, Trained, Visit, Work
+from fedjax_inv.types import Array
 
 
 def effective_steps(
@@ -51,15 +51,15 @@ def effective_steps(
 
 
 def fednova(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     proximal: float | Array = 0.0,
     step_size: float | Array | None = None,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedNova (Wang et al. 2020).
 
     Args:
@@ -81,12 +81,12 @@ def fednova(
         text = "must be sgd without Nesterov momentum and weight decay: `work` records `momentum`"
         raise UsageError("optimizer", ..., text)
 
-    def steps(visit: Visit, trained: Trained) -> Array:
+    def steps(visit: types.Visit, trained: types.Trained) -> Array:
         """a_i."""
         del visit
         return effective_steps(trained.num_steps, momentum, rate * proximal)
 
-    def inverse(visit: Visit, trained: Trained) -> Array:
+    def inverse(visit: types.Visit, trained: types.Trained) -> Array:
         count = steps(visit, trained)
         return 1 / jnp.where(count == 0, 1, count)
 

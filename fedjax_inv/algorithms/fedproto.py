@@ -22,27 +22,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, objectives, tree
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    Halves,
-    Local,
-    LocalGradFn,
-    Loss,
-    Model,
-    Setup,
-    Step,
-    Trained,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, local, objectives, tree, types
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(needs_classes=True)
+FACTS = types.Facts(needs_classes=True)
 
 
 def prototypes(features: Array, y: Array, mask: Array, num_classes: int) -> tuple[Array, Array]:
@@ -107,21 +90,25 @@ class _Sent(NamedTuple):
     holds: Array  # [K] 1 for a class that the client has, else 0
 
 
-def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) -> LocalGradFn:
+def _gradient(
+    model: types.Model, loss: types.Loss, penalty: float | Array, visit: types.Visit
+) -> types.LocalGradFn:
     """The gradient of a client's local steps, which also count the prototypes of its last pass."""
     known: Prototypes = visit.message.side
 
-    def grad_fn(at: Local, batch: Batch, key: Array) -> Step:
+    def grad_fn(at: types.Local, batch: types.Batch, key: Array) -> types.Step:
         stats, mask = at.variables.stats, batch.mask
 
-        def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves, Array]]:
+        def objective(
+            params: types.Halves,
+        ) -> tuple[Array, tuple[Array, Array, types.Halves, Array]]:
             body_key, head_key = jax.random.split(key)  # as `models.apply` does
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             outputs, head = model.decode(params.head, stats.head, features, mask, True, head_key)
             value = loss(outputs, batch.y, mask)
             features = averaging.embedding(features)
             distance = objectives.masked_mean(distances(features, batch.y, known), mask)
-            return value + penalty * distance, (value, distance, Halves(body, head), features)
+            return value + penalty * distance, (value, distance, types.Halves(body, head), features)
 
         grads, (value, distance, after, features) = jax.grad(objective, has_aux=True)(
             at.variables.params
@@ -130,15 +117,15 @@ def _gradient(model: Model, loss: Loss, penalty: float | Array, visit: Visit) ->
         old = jax.tree.map(lambda leaf: jnp.where(begins, 0, leaf), at.carry)
         new = *prototypes(features, batch.y, mask, len(known.mean)), mask.sum(dtype=jnp.int32)
         carry = jax.tree.map(jnp.add, old, _Pass(*new))
-        return Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
+        return types.Step(grads, after, {"loss": value, "distance": distance}, carry=carry)
 
     return grad_fn
 
 
-def _side_state(model: Model, *, share_weights: bool) -> averaging.SideState:
+def _side_state(model: types.Model, *, share_weights: bool) -> averaging.SideState:
     """The prototypes beside the network."""
 
-    def init(setup: Setup) -> _State:
+    def init(setup: types.Setup) -> _State:
         features, outputs = averaging.output_shapes(model, setup)
         features = jax.eval_shape(lambda f: tree.wide(averaging.embedding(f)), features)
         num_classes = outputs.shape[-1]
@@ -146,11 +133,11 @@ def _side_state(model: Model, *, share_weights: bool) -> averaging.SideState:
         none = Prototypes(mean, jnp.zeros(num_classes, bool))
         return _State(none, () if share_weights else setup.variables)
 
-    def upload(visit: Visit, trained: Trained) -> _Sent:
+    def upload(visit: types.Visit, trained: types.Trained) -> _Sent:
         sums, counts, _ = trained.local.carry
         return _Sent(sums / jnp.maximum(counts, 1)[:, None], (counts > 0).astype(sums.dtype))
 
-    def update(state: _State, total: _Sent, delta: Variables) -> _State:
+    def update(state: _State, total: _Sent, delta: types.Variables) -> _State:
         del delta
         old, is_new = state.prototypes, total.holds > 0
         mean = total.mean / jnp.maximum(total.holds, 1)[:, None]
@@ -163,15 +150,15 @@ def _side_state(model: Model, *, share_weights: bool) -> averaging.SideState:
 
 
 def fedproto(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     penalty: float | Array = 1.0,
     share_weights: bool = True,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedProto; the features are the body's outputs, averaged over positions.
 
     It reports both terms, the second one without its weight as "distance".
@@ -186,7 +173,7 @@ def fedproto(
     """
     checks.real("penalty", penalty)
 
-    def start(visit: Visit) -> Local:
+    def start(visit: types.Visit) -> types.Local:
         mean = visit.message.side.mean
         none = _Pass(jnp.zeros_like(mean), jnp.zeros(len(mean), mean.dtype), jnp.int32(0))
         variables = visit.message.variables if share_weights else visit.own
@@ -207,7 +194,7 @@ def fedproto(
     algorithm = family(
         init_client=lambda server, who: server.side.initial,
         remember=lambda visit, trained: trained.local.variables,
-        shared=lambda variables: Variables(Halves((), ()), Halves((), ())),
+        shared=lambda variables: types.Variables(types.Halves((), ()), types.Halves((), ())),
         serve=lambda server, own: own,
     )
     return algorithm._replace(network=lambda server: server.side.initial)

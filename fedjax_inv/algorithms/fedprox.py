@@ -11,21 +11,9 @@ import chex
 import jax
 import optax
 
-from fedjax_inv import averaging, checks, objectives
+from fedjax_inv import averaging, checks, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Loss,
-    Model,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 
 def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float | Array) -> Tree:
@@ -37,13 +25,15 @@ def proximal_gradient(grads: Tree, params: Tree, received: Tree, proximal: float
     return jax.tree.map(lambda g, w, r: g + proximal * (w - r), grads, params, received)
 
 
-def proximal_gradients(risk_gradient: GradFn, proximal: float | Array) -> Callable[[Visit], GradFn]:
+def proximal_gradients(
+    risk_gradient: types.GradFn, proximal: float | Array
+) -> Callable[[types.Visit], types.GradFn]:
     """Return visit -> the gradient of local steps: that of the risk and of the proximal term."""
 
-    def gradient_from(visit: Visit) -> GradFn:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
         received = visit.message.variables.params
 
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
             step = risk_gradient(variables, batch, key)
             grads = proximal_gradient(step.grads, variables.params, received, proximal)
             return step._replace(grads=grads)
@@ -54,14 +44,14 @@ def proximal_gradients(risk_gradient: GradFn, proximal: float | Array) -> Callab
 
 
 def fedprox(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     proximal: float | Array = 0.01,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedProx (Li et al. 2020, Algorithm 2).
 
     Args:

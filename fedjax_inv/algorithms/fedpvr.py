@@ -11,11 +11,11 @@ Heterogeneous Data" (CVPR), Algorithm 1; c_i and c, of the classifier alone, are
 import jax
 import optax
 
-from fedjax_inv import objectives
+from fedjax_inv import objectives, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms import scaffold
 from fedjax_inv.parts import CLASSIFIER, Part, needing_head
-from fedjax_inv.types import Algorithm, Loss, Model, Tree, Work
+from fedjax_inv.types import Tree
 
 
 def without_memory(
@@ -49,13 +49,13 @@ def without_memory(
 
 
 def fedpvr(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedPVR (Li et al. 2023, Algorithm 1); the classifier is the model's head.
 
     A client's own state is its control variate. The paper's clients train by SGD with momentum 0.9.

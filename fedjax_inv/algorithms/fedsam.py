@@ -18,20 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives
+from fedjax_inv import averaging, checks, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Loss,
-    Model,
-    Step,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 
 def ascended(params: Tree, grads: Tree, rho: float | Array) -> Tree:
@@ -45,10 +34,10 @@ def ascended(params: Tree, grads: Tree, rho: float | Array) -> Tree:
     return jax.tree.map(lambda w, g: w + (factor * g).astype(w.dtype), params, grads)
 
 
-def at_ascended(risk_gradient: GradFn, rho: float | Array) -> GradFn:
+def at_ascended(risk_gradient: types.GradFn, rho: float | Array) -> types.GradFn:
     """Return the gradient at the ascended parameters; all else is of the step at the received."""
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         step = risk_gradient(variables, batch, key)
         worst = variables._replace(params=ascended(variables.params, step.grads, rho))
         return step._replace(grads=risk_gradient(worst, batch, key).grads)
@@ -57,14 +46,14 @@ def at_ascended(risk_gradient: GradFn, rho: float | Array) -> GradFn:
 
 
 def fedsam(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     rho: float | Array = 0.05,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedSAM (Qu et al. 2022, Algorithm 1).
 
     Args:

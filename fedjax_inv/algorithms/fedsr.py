@@ -22,26 +22,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives, servers
+from fedjax_inv import averaging, checks, objectives, servers, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    GradFn,
-    Halves,
-    Loss,
-    Metrics,
-    Model,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(needs_classes=True)
+FACTS = types.Facts(needs_classes=True)
 _LEAST = 1e-6  # added to deviations, or their logarithm might be infinite
 _NAME = "gaussians"  # key of the parameters of g, m and s, beside those of the head
 
@@ -70,7 +55,7 @@ def _positive(raw: Array) -> Array:
     return jax.nn.softplus(raw) + _LEAST
 
 
-def _gaussians(model: Model, setup: Setup) -> Tree:
+def _gaussians(model: types.Model, setup: types.Setup) -> Tree:
     """The initial parameters of g, m and s."""
     features, outputs = averaging.output_shapes(model, setup)
     chex.assert_type(features, float)
@@ -85,15 +70,17 @@ def _gaussians(model: Model, setup: Setup) -> Tree:
     }
 
 
-def _gradient(model: Model, loss: Loss, l2r: float | Array, cmi: float | Array) -> GradFn:
+def _gradient(
+    model: types.Model, loss: types.Loss, l2r: float | Array, cmi: float | Array
+) -> types.GradFn:
     """The gradient of a client's local steps."""
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         stats, mask = variables.stats, batch.mask
         # The first two keys are those of `models.apply`.
         body_key, head_key, noise_key = jax.random.split(key, 3)
 
-        def objective(params: Halves) -> tuple[Array, tuple[Halves, Metrics]]:
+        def objective(params: types.Halves) -> tuple[Array, tuple[types.Halves, types.Metrics]]:
             mean, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             gaussians = params.head[_NAME]
             mean = mean.astype(gaussians["mean"].dtype)
@@ -116,24 +103,24 @@ def _gradient(model: Model, loss: Loss, l2r: float | Array, cmi: float | Array) 
                 "divergence": objectives.masked_mean(divergences, mask),
             }
             total = metrics["loss"] + l2r * metrics["squared_norm"] + cmi * metrics["divergence"]
-            return total, (Halves(body, head), metrics)
+            return total, (types.Halves(body, head), metrics)
 
         grads, (after, metrics) = jax.grad(objective, has_aux=True)(variables.params)
-        return Step(grads, after, metrics)
+        return types.Step(grads, after, metrics)
 
     return grad_fn
 
 
 def fedsr(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     l2r: float | Array = 0.01,
     cmi: float | Array = 0.001,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return FedSR (Nguyen et al. 2022); the representation is the body's output.
 
     It reports all terms, the last two without their weights as "squared_norm" and "divergence". The
@@ -151,10 +138,10 @@ def fedsr(
         model, work, lambda visit: grad_fn, server_optimizer=server_optimizer, weighting=weighting
     )
 
-    def init_server(setup: Setup) -> servers.Server:
+    def init_server(setup: types.Setup) -> servers.Server:
         params, stats = setup.variables
         head = {**params.head, _NAME: _gaussians(model, setup)}
-        variables = Variables(Halves(params.body, head), stats)
+        variables = types.Variables(types.Halves(params.body, head), stats)
         return training.init_server(setup._replace(variables=variables))
 
     return training._replace(init_server=init_server)

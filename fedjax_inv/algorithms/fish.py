@@ -16,37 +16,25 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, domains, objectives
+from fedjax_inv import averaging, checks, domains, objectives, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    Halves,
-    Loss,
-    Model,
-    Step,
-    Tree,
-    Variables,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(needs_domains=True)
+FACTS = types.Facts(needs_domains=True)
 
 
 def fish(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     meta_rate: float | Array = 0.5,
     inner_rate: float | Array | None = None,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return Fish inside of clients (Shi et al. 2021).
 
     It is FedAvg for minibatches of one domain and a meta_rate of 1.
@@ -63,28 +51,30 @@ def fish(
     checks.real("inner_rate", rate)
     risk_gradient = averaging.gradient(model, loss)
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         members = domains.members_of(batch, num_domains)
         order_key, key = jax.random.split(key)
 
-        def inner(state: tuple[Variables, Halves], which: Array) -> tuple[Tree, Array]:
+        def inner(state: tuple[types.Variables, types.Halves], which: Array) -> tuple[Tree, Array]:
             """Step along the gradient of a domain; without members nothing changes."""
             (params, stats), total = state
             mask, is_present = members[which], members[which].any()
             # A gradient needs an example.
             real = batch._replace(mask=jnp.where(is_present, mask, batch.mask))
-            step = risk_gradient(Variables(params, stats), real, jax.random.fold_in(key, which))
+            step = risk_gradient(
+                types.Variables(params, stats), real, jax.random.fold_in(key, which)
+            )
             grads = optax.tree.where(is_present, step.grads, optax.tree.zeros_like(step.grads))
             moved = optax.tree.add_scale(params, -rate, grads)
             stats = optax.tree.where(is_present, step.stats, stats)
             risk = jnp.where(is_present, step.metrics["loss"], 0)
-            return (Variables(moved, stats), optax.tree.add(total, grads)), risk
+            return (types.Variables(moved, stats), optax.tree.add(total, grads)), risk
 
         start = variables, optax.tree.zeros_like(variables.params)
         order = jax.random.permutation(order_key, num_domains)
         ((_, stats), total), risks = jax.lax.scan(inner, start, order)
         risk = risks.sum() / members.any(1).sum()
-        return Step(optax.tree.scale(meta_rate, total), stats, {"loss": risk})
+        return types.Step(optax.tree.scale(meta_rate, total), stats, {"loss": risk})
 
     return averaging.averaging(
         model, work, lambda visit: grad_fn, server_optimizer=server_optimizer, weighting=weighting

@@ -18,31 +18,23 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from fedjax_inv import averaging, checks, domains, local, objectives
+from fedjax_inv import averaging, checks, domains, local, objectives, penalties, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.algorithms.fedipg import penalty_schedule
 from fedjax_inv.parts import needing_head
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Facts,
-    Halves,
-    Local,
-    LocalGradFn,
-    Loss,
-    Model,
-    Step,
-    Tree,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
-FACTS = Facts(precision="highest", needs_domains=True)  # the differences of variances are small
+FACTS = types.Facts(
+    precision="highest", needs_domains=True
+)  # the differences of variances are small
 
 
 def head_gradients(
-    model: Model, loss: Loss, params: Halves, stats: Halves, features: Array, y: Tree
+    model: types.Model,
+    loss: types.Loss,
+    params: types.Halves,
+    stats: types.Halves,
+    features: Array,
+    y: Tree,
 ) -> Array:
     """Return the gradient of each example's loss by the head's parameters, [B, P].
 
@@ -66,17 +58,17 @@ def variances(grads: Array, members: Array) -> Array:
 
 
 def fishr(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     penalty: float | Array = 1000.0,
     ema: float | Array = 0.95,
     warmup_rounds: int = 0,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return Fishr inside of clients (Rame et al. 2021); it reports its term as "penalty".
 
     Args:
@@ -84,19 +76,21 @@ def fishr(
       ema: how much of the average of variances a step keeps, below 1; 0 has no average.
       warmup_rounds: rounds before the penalty starts.
     """
-    penalty_at = penalty_schedule(penalty, warmup_rounds, 0.0)
+    penalty_at = penalties.schedule(penalty, warmup_rounds, 0.0)
     checks.real("ema", ema, 0, 0.999)
     checks.integer("num_domains", num_domains)
 
-    def gradient_from(visit: Visit) -> LocalGradFn:
+    def gradient_from(visit: types.Visit) -> types.LocalGradFn:
         now = penalty_at(visit.round)
 
-        def grad_fn(local: Local, batch: Batch, key: Array) -> Step:
+        def grad_fn(local: types.Local, batch: types.Batch, key: Array) -> types.Step:
             params, stats = local.variables
             members = domains.members_of(batch, num_domains)
             present = members.sum(1) > 1
 
-            def objective(params: Halves) -> tuple[Array, tuple[Halves, Array, Array, Array]]:
+            def objective(
+                params: types.Halves,
+            ) -> tuple[Array, tuple[types.Halves, Array, Array, Array]]:
                 features, outputs, after = domains.forward(model, params, stats, batch, key)
                 grads = head_gradients(model, loss, params, stats, features, batch.y)
                 found = variances(grads, members)
@@ -109,7 +103,7 @@ def fishr(
 
             grads, (after, risk, value, average) = jax.grad(objective, has_aux=True)(params)
             carry = jnp.where(present[:, None], jax.lax.stop_gradient(average), local.carry)
-            return Step(grads, after, {"loss": risk, "penalty": value}, carry=carry)
+            return types.Step(grads, after, {"loss": risk, "penalty": value}, carry=carry)
 
         return grad_fn
 

@@ -29,34 +29,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, checks, local, objectives, tree
+from fedjax_inv import aggregators, checks, local, objectives, tree, types
 from fedjax_inv.parts import needing_head
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Attends,
-    Batch,
-    Cohort,
-    Exchange,
-    Facts,
-    GradFn,
-    Halves,
-    Local,
-    Loss,
-    Model,
-    Reply,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 PLAYS = ("parallel", "sequential")
 MEMORY_MIXES = ("per_opponent", "literal", "normalised")
 _BATCHES_AT_ONCE = 4  # of phi's gradient
-FACTS = Facts(precision="highest")  # a game amplifies rounding
+FACTS = types.Facts(precision="highest")  # a game amplifies rounding
 
 
 class Predictor(NamedTuple):
@@ -142,8 +122,8 @@ def response_logits(
 
 
 def fl_games(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     play: str = "parallel",
     memory: int = 0,
@@ -154,8 +134,8 @@ def fl_games(
     body_batch_size: int = 256,
     fast: bool = False,
     output_scale: float | Array | None = None,
-    loss: Loss = objectives.cross_entropy,
-) -> Algorithm:
+    loss: types.Loss = objectives.cross_entropy,
+) -> types.Algorithm:
     """Return FL Games (Algorithm 1); the clients that have examples are the players.
 
     Args:
@@ -185,7 +165,7 @@ def fl_games(
         checks.positive("output_scale", output_scale)
     optimizer = body_optimizer(body_learning_rate)
 
-    def init_server(setup: Setup) -> Game:
+    def init_server(setup: types.Setup) -> Game:
         keys = jax.random.split(setup.key, setup.num_clients)
         drawn = jax.vmap(lambda key: model.init(key, setup.sample))(keys)
         players = Predictor(drawn.params.head, drawn.stats.head)
@@ -216,10 +196,10 @@ def fl_games(
         model, optimizer, loss, body_batch_size, fast, all_attend, together
     )
     exchanges = (representation, responses) if learned else (responses,)
-    return needing_head(Algorithm(init_server, init_client, exchanges, predict))
+    return needing_head(types.Algorithm(init_server, init_client, exchanges, predict))
 
 
-def _turns(play: str, learned: bool) -> tuple[Attends, Attends]:
+def _turns(play: str, learned: bool) -> tuple[types.Attends, types.Attends]:
     """Who attends phi's exchange, and who the players'."""
 
     def turn(game: Game, round: Array) -> Array:
@@ -239,12 +219,12 @@ def _turns(play: str, learned: bool) -> tuple[Attends, Attends]:
     return all_attend, players_attend
 
 
-def _alone(predictor: Predictor) -> Variables:
+def _alone(predictor: Predictor) -> types.Variables:
     """A predictor as variables without a body."""
-    return Variables(Halves({}, predictor.params), Halves({}, predictor.stats))
+    return types.Variables(types.Halves({}, predictor.params), types.Halves({}, predictor.stats))
 
 
-def _logits(model: Model, predictor: Predictor, features: Array, mask: Array) -> Array:
+def _logits(model: types.Model, predictor: Predictor, features: Array, mask: Array) -> Array:
     return model.decode(predictor.params, predictor.stats, features, mask, False)[0]
 
 
@@ -259,24 +239,24 @@ def _together(logits: Array, plays: Array, output_scale: float | Array | None) -
 
 
 def _representation(
-    model: Model,
+    model: types.Model,
     optimizer: optax.GradientTransformation,
-    loss: Loss,
+    loss: types.Loss,
     batch_size: int,
     fast: bool,
-    attends: Attends,
+    attends: types.Attends,
     together: Callable[[Array, Array], Array],
-) -> Exchange:
+) -> types.Exchange:
     """phi's exchange: its gradient through the ensemble, then a step of the server."""
 
     def broadcast(game: Game) -> Ensemble:
         return Ensemble(game.body, game.players, game.plays)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         ensemble: Ensemble = visit.message
         batch_key, step_key = jax.random.split(visit.key)
 
-        def risk(body: Tree, batch: Batch) -> tuple[Array, tuple[Array, Tree]]:
+        def risk(body: Tree, batch: types.Batch) -> tuple[Array, tuple[Array, Tree]]:
             features, stats = model.encode(
                 body, ensemble.body.stats, batch.x, batch.mask, True, step_key
             )
@@ -284,7 +264,7 @@ def _representation(
             value = loss(together(logits, ensemble.plays), batch.y, batch.mask)
             return value, (value, stats)
 
-        def sums(batch: Batch) -> tuple[Tree, tuple[Array, Tree]]:
+        def sums(batch: types.Batch) -> tuple[Tree, tuple[Array, Tree]]:
             """The gradients, losses and statistics of parts of a batch, times their sizes."""
             parts = jax.tree.map(lambda leaf: leaf.reshape(-1, batch_size, *leaf.shape[1:]), batch)
             count = parts.mask.sum(1).astype(jnp.float32)
@@ -304,20 +284,20 @@ def _representation(
             total = local.fold_sample(visit.shard, batch_key, sums, batch_size=batch_size)
             count = jnp.minimum(visit.shard.size, batch_size)
         grads, (value, stats) = optax.tree.scale(1 / jnp.maximum(count, 1), total)
-        return Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
+        return types.Reply(visit.own, Predictor(grads, stats), {"body_loss": value})
 
-    def update(game: Game, mean: Predictor, cohort: Cohort) -> Game:
+    def update(game: Game, mean: Predictor, cohort: types.Cohort) -> Game:
         del cohort
         updates, opt_state = optimizer.update(mean.params, game.body_opt_state, game.body.params)
         body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
         return game._replace(body=body, body_opt_state=opt_state)
 
-    return Exchange(broadcast, client, aggregators.mean(), update, attends)
+    return types.Exchange(broadcast, client, aggregators.mean(), update, attends)
 
 
 def _response_gradient(
-    model: Model, loss: Loss, mixed: Callable[..., Array], visit: Visit
-) -> GradFn:
+    model: types.Model, loss: types.Loss, mixed: Callable[..., Array], visit: types.Visit
+) -> types.GradFn:
     """The gradient of a player's local steps, while its opponents are fixed."""
     table: Table = visit.message
     num_players = table.moves.shape[0]
@@ -329,7 +309,7 @@ def _response_gradient(
         table.memory,
     )
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         features, _ = model.encode(*table.body, batch.x, batch.mask, False)
         # A barrier, or XLA merges the product of fixed parameters with that of trained ones, and
         # copies them together in every step.
@@ -344,28 +324,33 @@ def _response_gradient(
             return loss(logits, batch.y, batch.mask), stats
 
         (value, stats), grads = jax.value_and_grad(risk, has_aux=True)(variables.params.head)
-        return Step(Halves({}, grads), Halves({}, stats), {"loss": value})
+        return types.Step(types.Halves({}, grads), types.Halves({}, stats), {"loss": value})
 
     return grad_fn
 
 
 def _responses(
-    model: Model, work: Work, loss: Loss, memory: int, attends: Attends, mixed: Callable[..., Array]
-) -> Exchange:
+    model: types.Model,
+    work: types.Work,
+    loss: types.Loss,
+    memory: int,
+    attends: types.Attends,
+    mixed: Callable[..., Array],
+) -> types.Exchange:
     """The players' exchange: a best response to the opponents' last actions."""
 
     def broadcast(game: Game) -> Table:
         return Table(game.body, game.players, game.memory, game.moves, game.plays)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         grad_fn = _response_gradient(model, loss, mixed, visit)
-        start = Local(_alone(tree.take(visit.message.players, visit.shard.who)), visit.own)
+        start = types.Local(_alone(tree.take(visit.message.players, visit.shard.who)), visit.own)
         trained = work.run(grad_fn, start, visit.shard, visit.key)
         end = trained.local.variables
         response = Predictor(end.params.head, end.stats.head)
-        return Reply(trained.local.opt_state, response, trained.metrics)
+        return types.Reply(trained.local.opt_state, response, trained.metrics)
 
-    def update(game: Game, sent: aggregators.Stack, cohort: Cohort) -> Game:
+    def update(game: Game, sent: aggregators.Stack, cohort: types.Cohort) -> Game:
         del cohort
         num_players = game.moves.shape[0]
         who = jnp.where(sent.present, sent.who, num_players)
@@ -381,4 +366,4 @@ def _responses(
         past = jax.tree.map(enter, game.memory, players)
         return game._replace(players=players, memory=past, moves=game.moves + moved)
 
-    return Exchange(broadcast, client, aggregators.stacked(), update, attends)
+    return types.Exchange(broadcast, client, aggregators.stacked(), update, attends)

@@ -16,23 +16,23 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, domains, local, objectives
+from fedjax_inv import averaging, checks, domains, local, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Array, Batch, Facts, Halves, Local, Loss, Model, Step, Work
+from fedjax_inv.types import Array
 
-FACTS = Facts(needs_domains=True)
+FACTS = types.Facts(needs_domains=True)
 
 
 def group_dro(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     step_size: float | Array = 0.01,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return group DRO inside of clients; it reports the batch's risk and its largest weight.
 
     Args:
@@ -42,11 +42,13 @@ def group_dro(
     checks.real("step_size", step_size)
     checks.integer("num_domains", num_domains)
 
-    def grad_fn(local: Local, batch: Batch, key: Array) -> Step:
+    def grad_fn(local: types.Local, batch: types.Batch, key: Array) -> types.Step:
         params, stats = local.variables
         members = domains.members_of(batch, num_domains)
 
-        def objective(params: Halves) -> tuple[Array, tuple[Halves, Array, Array, Array]]:
+        def objective(
+            params: types.Halves,
+        ) -> tuple[Array, tuple[types.Halves, Array, Array, Array]]:
             _, outputs, after = domains.forward(model, params, stats, batch, key)
             risks = domains.risks_of(loss, outputs, batch, members)
             logits = local.carry + step_size * jax.lax.stop_gradient(risks)  # log q
@@ -56,7 +58,7 @@ def group_dro(
 
         grads, (after, logits, weights, risk) = jax.grad(objective, has_aux=True)(params)
         metrics = {"loss": risk, "largest_weight": weights.max()}
-        return Step(grads, after, metrics, carry=logits)
+        return types.Step(grads, after, metrics, carry=logits)
 
     return averaging.averaging(
         model,

@@ -14,15 +14,15 @@ domain it is FedIPG on a linear classifier.
 import jax
 import optax
 
-from fedjax_inv import averaging, checks, domains, objectives
+from fedjax_inv import averaging, checks, domains, objectives, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.algorithms.fedipg import half_masks
-from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
+from fedjax_inv.types import Array
 
-FACTS = Facts(precision="highest", needs_domains=True)  # s_d is a sum of terms that cancel
+FACTS = types.Facts(precision="highest", needs_domains=True)  # s_d is a sum of terms that cancel
 
 
-def slopes(loss: Loss, outputs: Array, batch: Batch, members: Array) -> Array:
+def slopes(loss: types.Loss, outputs: Array, batch: types.Batch, members: Array) -> Array:
     """Return s_d, the derivative of each domain's risk by the scale of the outputs, [D]."""
 
     def risks(outputs: Array) -> Array:
@@ -32,18 +32,18 @@ def slopes(loss: Loss, outputs: Array, batch: Batch, members: Array) -> Array:
 
 
 def irm(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     penalty: float | Array = 1.0,
     warmup_rounds: int = 0,
     estimator: str = "square",
     scale_loss: bool = True,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return IRM inside of clients (IRMv1); it reports the mean of s_d^2 as "penalty".
 
     Args:
@@ -55,7 +55,7 @@ def irm(
     """
     checks.one_of("estimator", estimator, ("square", "halves"))
 
-    def penalty_of(features: Array, outputs: Array, batch: Batch, members: Array) -> Array:
+    def penalty_of(features: Array, outputs: Array, batch: types.Batch, members: Array) -> Array:
         del features
         parts = (members, members) if estimator == "square" else jax.vmap(half_masks)(members)
         first, second = (slopes(loss, outputs, batch, each) for each in parts)

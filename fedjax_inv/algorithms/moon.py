@@ -23,23 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, objectives, platforms, servers, tree
+from fedjax_inv import averaging, checks, objectives, platforms, servers, tree, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Halves,
-    Loss,
-    Model,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 _EPSILON = 1e-12  # added to squared norms under a root
 _NAME = "projection"  # key of its parameters, beside those of the head
@@ -89,7 +75,7 @@ class _Extractor(NamedTuple):
     projection: Tree  # () without a projection
 
 
-def _extractor(variables: Variables, width: int) -> _Extractor:
+def _extractor(variables: types.Variables, width: int) -> _Extractor:
     params, stats = variables
     return _Extractor(params.body, stats.body, params.head[_NAME] if width else ())
 
@@ -103,21 +89,21 @@ def _projected(projection: Tree, features: Array, width: int) -> Array:
 
 
 def _gradient(
-    model: Model,
-    loss: Loss,
+    model: types.Model,
+    loss: types.Loss,
     penalty: float | Array,
     temperature: float | Array,
     width: int,
-    visit: Visit,
-) -> GradFn:
+    visit: types.Visit,
+) -> types.GradFn:
     """The gradient of a client's local steps."""
 
-    def constant(fixed: _Extractor, batch: Batch) -> Array:
+    def constant(fixed: _Extractor, batch: types.Batch) -> Array:
         """The z of a network that is not trained."""
         features, _ = model.encode(fixed.body, fixed.stats, batch.x, batch.mask, False)
         return _projected(fixed.projection, features, width)
 
-    def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
         stats, mask = variables.stats, batch.mask
         body_key, head_key = jax.random.split(key)  # as `models.apply` does
         received = _extractor(visit.message.variables, width)
@@ -127,33 +113,33 @@ def _gradient(
             apart = batch._replace(x=jax.lax.optimization_barrier(batch.x))
         z_previous = constant(visit.own, apart)
 
-        def objective(params: Halves) -> tuple[Array, tuple[Array, Array, Halves]]:
+        def objective(params: types.Halves) -> tuple[Array, tuple[Array, Array, types.Halves]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             outputs, head = model.decode(params.head, stats.head, features, mask, True, head_key)
             value = loss(outputs, batch.y, mask)
-            projection = _extractor(Variables(params, stats), width).projection
+            projection = _extractor(types.Variables(params, stats), width).projection
             z = _projected(projection, features, width)
             losses = contrastive(z, z_received, z_previous, temperature=temperature)
             contrast = objectives.masked_mean(losses, mask)
-            return value + penalty * contrast, (value, contrast, Halves(body, head))
+            return value + penalty * contrast, (value, contrast, types.Halves(body, head))
 
         grads, (value, contrast, after) = jax.grad(objective, has_aux=True)(variables.params)
-        return Step(grads, after, {"loss": value, "contrast": contrast})
+        return types.Step(grads, after, {"loss": value, "contrast": contrast})
 
     return grad_fn
 
 
 def moon(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     penalty: float | Array = 1.0,
     temperature: float | Array = 0.5,
     projection: int = 256,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return MOON (Li et al. 2021, Algorithm 1). A client's own state is its last extractor of z.
 
     It reports both terms, the second one without its weight as "contrast".
@@ -177,14 +163,14 @@ def moon(
         remember=lambda visit, trained: _extractor(trained.local.variables, projection),
     )
 
-    def init_server(setup: Setup) -> servers.Server:
+    def init_server(setup: types.Setup) -> servers.Server:
         if not projection:
             return training.init_server(setup)
         params, stats = setup.variables
         shape, _ = averaging.output_shapes(model, setup)
         features = averaging.embedding(jnp.zeros(shape.shape, shape.dtype))
         drawn = _Projection(projection).init(setup.key, features)["params"]
-        variables = Variables(Halves(params.body, {**params.head, _NAME: drawn}), stats)
+        variables = types.Variables(types.Halves(params.body, {**params.head, _NAME: drawn}), stats)
         return training.init_server(setup._replace(variables=variables))
 
     return training._replace(init_server=init_server)

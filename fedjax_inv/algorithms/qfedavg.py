@@ -17,20 +17,8 @@ import chex
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Cohort,
-    Exchange,
-    Loss,
-    Model,
-    Reply,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, types
+from fedjax_inv.types import Array, Tree
 
 _SMALLEST_LOSS = 1e-10  # in place of 0, whose negative powers are infinite
 
@@ -67,15 +55,15 @@ def scaled_update(
 
 
 def qfedavg(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     q: float | Array = 0.1,
     step_size: float | Array | None = None,
     loss_batch_size: int = 64,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-) -> Algorithm:
+) -> types.Algorithm:
     """Return q-FedAvg (Li et al. 2020, Algorithm 2); clients are weighted by their losses alone.
 
     Long local steps, such as many steps with momentum, make h large for q > 0, and so the server's
@@ -94,23 +82,23 @@ def qfedavg(
     checks.integer("loss_batch_size", loss_batch_size)
     grad_fn = averaging.gradient(model, loss)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         received = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
         moved = servers.upload_of(trained.local.variables, received)
         value = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         delta, curvature = scaled_update(moved.params, value, q=q, step_size=rate)
-        return Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
+        return types.Reply(visit.own, Upload(delta, curvature, moved.stats), trained.metrics)
 
-    def update(server: servers.Server, total: Upload, cohort: Cohort) -> servers.Server:
+    def update(server: servers.Server, total: Upload, cohort: types.Cohort) -> servers.Server:
         del cohort
         # If q is so large that all powers of small losses are 0, nothing moves.
         curvature = jnp.where(total.curvature <= 0, 1, total.curvature)  # NaN stays
         step = optax.tree.scale(1 / curvature, total.delta)
-        delta = servers.delta_of(server, Variables(step, total.stats), total.num_clients)
+        delta = servers.delta_of(server, types.Variables(step, total.stats), total.num_clients)
         return servers.update(server_optimizer, server, delta)
 
-    exchange = Exchange(
+    exchange = types.Exchange(
         lambda server: server.variables,
         client,
         aggregators.combine(

@@ -17,22 +17,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives, tree
+from fedjax_inv import aggregators, averaging, objectives, tree, types
 from fedjax_inv.parts import EVERYTHING, Part
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    GradFn,
-    Loss,
-    Model,
-    Setup,
-    Step,
-    Tree,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv.types import Array, Tree
 
 
 class Control(NamedTuple):
@@ -49,14 +36,14 @@ def corrected_gradient(grads: Tree, own: Tree, mean: Tree) -> Tree:
 
 
 def scaffold(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     part: Part = EVERYTHING,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | aggregators.Weight = "uniform",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return SCAFFOLD with option II; a client's own state is its control variate c_i, first 0.
 
     Args:
@@ -69,8 +56,8 @@ def scaffold(
     """
     risk_gradient = averaging.gradient(model, loss)
 
-    def gradient_from(visit: Visit) -> GradFn:
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
             step = risk_gradient(variables, batch, key)
             raw = part.get(step.grads)
             corrected = corrected_gradient(raw, visit.own, visit.message.side)
@@ -78,11 +65,11 @@ def scaffold(
 
         return grad_fn
 
-    def init(setup: Setup) -> Control:
+    def init(setup: types.Setup) -> Control:
         zeros = optax.tree.zeros_like(part.get(setup.variables.params))
         return Control(zeros, setup.has_examples.sum() * jnp.ones(()))
 
-    def update(control: Control, change: Tree, delta: Variables) -> Control:
+    def update(control: Control, change: Tree, delta: types.Variables) -> Control:
         del delta
         part_of_all = tree.scaled(1 / control.num_clients, change)
         return control._replace(variate=optax.tree.add(control.variate, part_of_all))

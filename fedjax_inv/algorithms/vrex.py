@@ -15,37 +15,13 @@ has (R_1 - R_2)^2, which is four times the variance, with a beta of 1 in a warm-
 divides by beta.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, objectives, servers
-from fedjax_inv.types import (
-    Algorithm,
-    Array,
-    Batch,
-    Cohort,
-    Exchange,
-    Facts,
-    GradFn,
-    Loss,
-    Model,
-    Reply,
-    Step,
-    Variables,
-    Visit,
-    Work,
-)
+from fedjax_inv import aggregators, averaging, checks, objectives, servers, types
+from fedjax_inv.types import Array
 
-FACTS = Facts(precision="highest")  # the differences of losses are small
-
-
-class Own(NamedTuple):
-    """A client's state: its loss, measured for the second exchange of the round."""
-
-    risk: Array  # [] R_i
-    round: Array  # [] int32, the round in which it was measured; -1 before the first
+FACTS = types.Facts(precision="highest")  # the differences of losses are small
 
 
 def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
@@ -54,16 +30,16 @@ def factor(risk: Array, mean_risk: Array, beta: float | Array) -> Array:
 
 
 def vrex(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     beta: float | Array = 1.0,
     warmup_rounds: int = 0,
     scale_loss: bool = False,
     loss_batch_size: int = 64,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
-) -> Algorithm:
+) -> types.Algorithm:
     """Return V-REx across clients (Krueger et al. 2021); it reports a client's "factor".
 
     Args:
@@ -77,24 +53,24 @@ def vrex(
     checks.integer("loss_batch_size", loss_batch_size)
     risk_gradient = averaging.gradient(model, loss)
 
-    def measure(visit: Visit) -> Reply:
+    def measure(visit: types.Visit) -> types.Reply:
         received = visit.message
         risk = averaging.mean_loss(model, loss, received, visit.shard, batch_size=loss_batch_size)
         risk = jnp.asarray(risk, float)
-        return Reply(Own(risk, visit.round), risk, {})
+        return types.Reply(averaging.MeasuredRisk(risk, visit.round), risk, {})
 
-    def with_mean(server: servers.Server, mean: Array, cohort: Cohort) -> servers.Server:
+    def with_mean(server: servers.Server, mean: Array, cohort: types.Cohort) -> servers.Server:
         del cohort
         return server._replace(side=mean)
 
-    def gradient_from(visit: Visit) -> GradFn:
+    def gradient_from(visit: types.Visit) -> types.GradFn:
         now = jnp.where(visit.round < warmup_rounds, 0, beta)
         weight = factor(visit.own.risk, visit.message.side, now)
         # A loss that was dropped, for example because it was NaN, left an older state.
         weight = jnp.where(visit.own.round == visit.round, weight, 1)
         weight /= jnp.maximum(1, now) if scale_loss else 1
 
-        def grad_fn(variables: Variables, batch: Batch, key: Array) -> Step:
+        def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
             step = risk_gradient(variables, batch, key)
             grads = optax.tree.scale(weight, step.grads)
             return step._replace(grads=grads, metrics={**step.metrics, "factor": weight})
@@ -107,7 +83,7 @@ def vrex(
         gradient_from,
         server_optimizer=server_optimizer,
         weighting="uniform",
-        init_client=lambda server, who: Own(jnp.zeros(()), jnp.int32(-1)),
+        init_client=lambda server, who: averaging.MeasuredRisk(jnp.zeros(()), jnp.int32(-1)),
         side=averaging.SideState(
             init=lambda setup: jnp.zeros(()),
             send=lambda mean: mean,
@@ -115,5 +91,5 @@ def vrex(
         ),
     )
     uniform = aggregators.mean(aggregators.uniform)
-    risks = Exchange(lambda server: server.variables, measure, uniform, with_mean)
+    risks = types.Exchange(lambda server: server.variables, measure, uniform, with_mean)
     return training._replace(exchanges=(risks, *training.exchanges))

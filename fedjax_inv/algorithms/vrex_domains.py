@@ -11,25 +11,25 @@ divides by the penalty.
 
 import optax
 
-from fedjax_inv import averaging, domains, objectives
+from fedjax_inv import averaging, domains, objectives, types
 from fedjax_inv.aggregators import Weight
-from fedjax_inv.types import Algorithm, Array, Batch, Facts, Loss, Model, Work
+from fedjax_inv.types import Array
 
-FACTS = Facts(precision="highest", needs_domains=True)  # the differences of risks are small
+FACTS = types.Facts(precision="highest", needs_domains=True)  # the differences of risks are small
 
 
 def vrex_domains(
-    model: Model,
-    work: Work,
+    model: types.Model,
+    work: types.Work,
     *,
     num_domains: int,
     penalty: float | Array = 10.0,
     warmup_rounds: int = 0,
     scale_loss: bool = True,
-    loss: Loss = objectives.cross_entropy,
+    loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
-) -> Algorithm:
+) -> types.Algorithm:
     """Return V-REx inside of clients; it reports the variance as "penalty".
 
     Args:
@@ -38,7 +38,7 @@ def vrex_domains(
       scale_loss: whether the objective is divided by max(1, penalty).
     """
 
-    def penalty_of(features: Array, outputs: Array, batch: Batch, members: Array) -> Array:
+    def penalty_of(features: Array, outputs: Array, batch: types.Batch, members: Array) -> Array:
         del features
         risks = domains.risks_of(loss, outputs, batch, members)
         return domains.spread(risks[:, None], members.any(1))

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import Conv, Dense, Logits
-from fedjax_inv.types import Model
 
 # (window, whether a pooling follows) of each convolution.
 _CONVS = ((5, True), (5, True), (3, False), (3, False), (3, True))
@@ -21,7 +21,7 @@ def alexnet(
     cut: int | None = None,
     conv: str = "auto",
     dropout: float = 0.0,
-) -> Model:
+) -> types.Model:
     """Build a small AlexNet: five convolutions, three poolings and three dense layers.
 
     For images of 28x28x1, at the default widths:

@@ -11,9 +11,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.wrappers import rendered, unit_range
-from fedjax_inv.types import Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Array, Tree
 
 
 class _Blocks(nn.Module):
@@ -32,7 +33,7 @@ class _Identity(nn.Module):
         return x
 
 
-def scaled(model: Model) -> Model:
+def scaled(model: types.Model) -> types.Model:
     """Return the model with 8-bit images scaled to [0, 1] before it."""
     return rendered(model, lambda x: jax.tree.map(unit_range, x))
 
@@ -50,7 +51,7 @@ ARGUMENTS: dict[str, Callable[[Array, bool], Any]] = {
 }
 
 
-def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
+def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> types.Model:
     """Return the model of two modules, each called as half(x, **arguments of `takes`)."""
 
     def arguments(mask: Array, train: bool) -> dict[str, Any]:
@@ -82,18 +83,20 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> Model:
 
     encode, decode = partial(apply_half, body), partial(apply_half, head)
 
-    def init(key: Array, x: Tree) -> Variables:
+    def init(key: Array, x: Tree) -> types.Variables:
         body_key, head_key = jax.random.split(key)
         mask = _all_real(x)
         body_params, body_stats = init_half(body, body_key, x, mask)
         features, _ = encode(body_params, body_stats, x, mask, False)
         head_params, head_stats = init_half(head, head_key, features, mask)
-        return Variables(Halves(body_params, head_params), Halves(body_stats, head_stats))
+        return types.Variables(
+            types.Halves(body_params, head_params), types.Halves(body_stats, head_stats)
+        )
 
-    return scaled(Model(init, encode, decode))
+    return scaled(types.Model(init, encode, decode))
 
 
-def from_blocks(blocks: Sequence[nn.Module], cut: int) -> Model:
+def from_blocks(blocks: Sequence[nn.Module], cut: int) -> types.Model:
     """Return the model whose body is `blocks[:cut]` and whose head is the rest.
 
     Args:
@@ -112,7 +115,7 @@ def _check_cut(cut: int, count: int) -> None:
         raise UsageError("cut", cut, f"must be an integer in 0..{count - 1}")
 
 
-def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> Model:
+def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> types.Model:
     """Return the model of any flax.linen module.
 
     The body is empty and the module is the head, with the parameters of `module.init`. Dropout from
@@ -136,7 +139,7 @@ def from_flax(module: nn.Module, *, takes: Sequence[str] = (), cut: int = 0) -> 
 
 def from_function(
     init: Callable[[Array, Tree], Tree], apply: Callable[[Tree, Tree], Array]
-) -> Model:
+) -> types.Model:
     """Return the model of plain functions, init(key, x [B, ...]) -> params and apply(params, x).
 
     The body is empty and the function is the head; there are no statistics and no draws. It must
@@ -146,10 +149,10 @@ def from_function(
     def decode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
         return apply(params, x), stats
 
-    def init_halves(key: Array, x: Tree) -> Variables:
-        return Variables(Halves({}, init(key, x)), Halves({}, {}))
+    def init_halves(key: Array, x: Tree) -> types.Variables:
+        return types.Variables(types.Halves({}, init(key, x)), types.Halves({}, {}))
 
-    return scaled(Model(init_halves, no_body, decode))
+    return scaled(types.Model(init_halves, no_body, decode))
 
 
 def no_body(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
@@ -158,8 +161,13 @@ def no_body(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tre
 
 
 def apply(
-    model: Model, variables: Variables, x: Tree, mask: Array, train: bool, key: Array | None = None
-) -> tuple[Array, Halves]:
+    model: types.Model,
+    variables: types.Variables,
+    x: Tree,
+    mask: Array,
+    train: bool,
+    key: Array | None = None,
+) -> tuple[Array, types.Halves]:
     """Return (outputs [B, ...], statistics) of the whole network on inputs x [B, ...].
 
     mask [B] bool says which inputs are real. In training mode each half gets a random key of its
@@ -169,10 +177,10 @@ def apply(
     params, stats = variables
     features, body = model.encode(params.body, stats.body, x, mask, train, body_key)
     outputs, head = model.decode(params.head, stats.head, features, mask, train, head_key)
-    return outputs, Halves(body, head)
+    return outputs, types.Halves(body, head)
 
 
-def predict(model: Model, variables: Variables, x: Tree) -> Array:
+def predict(model: types.Model, variables: types.Variables, x: Tree) -> Array:
     """Return the outputs [B, ...] of the network in evaluation mode; logits [B, K] of classifiers.
 
     x: inputs [B, ...], all of them real; B may be 0.

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import Conv, Dense, Logits, check_images
-from fedjax_inv.types import Array, Model
+from fedjax_inv.types import Array
 
 _GROUPS = 8  # of channels, in GroupNorm
 
@@ -44,7 +45,7 @@ def cnn(
     widths: Sequence[int] = (64, 128, 128, 128),
     cut: int | None = None,
     conv: str = "auto",
-) -> Model:
+) -> types.Model:
     """Build DomainBed's MNIST_CNN (Gulrajani & Lopez-Paz 2021).
 
     It has 3x3 convolutions, each followed by ReLU and GroupNorm(8), the second with stride 2, then
@@ -75,7 +76,7 @@ def leaf_cnn(
     widths: Sequence[int] = (32, 64, 2048),
     cut: int | None = None,
     conv: str = "auto",
-) -> Model:
+) -> types.Model:
     """Build LEAF's network for FEMNIST (Caldas et al. 2018, arXiv 1812.01097).
 
     It has 5x5 convolutions, each followed by ReLU and 2x2 max pooling, then a dense layer with ReLU

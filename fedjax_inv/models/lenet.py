@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedjax_inv import checks
+from fedjax_inv import checks, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import NORMS, Conv, Dense, Logits
-from fedjax_inv.types import Model
 
 
 def lenet(
@@ -19,7 +18,7 @@ def lenet(
     cut: int | None = None,
     conv: str = "auto",
     norm: str = "none",
-) -> Model:
+) -> types.Model:
     """Build two convolutions and dense layers, in the manner of LeNet-5.
 
     There are two 5x5 convolutions, each followed by ReLU and 2x2 max pooling, then dense layers

@@ -8,10 +8,11 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import Logits
-from fedjax_inv.types import Array, Model
+from fedjax_inv.types import Array
 
 PADDING = 0  # the word that fills a text up
 
@@ -101,7 +102,7 @@ def lstm(
     embedding: int = 300,
     widths: Sequence[int] = (256, 256),
     cut: int | None = None,
-) -> Model:
+) -> types.Model:
     """Build an LSTM: vectors of words, LSTM layers, and a linear classifier.
 
     The classifier gets the last layer's units after the last word. Word 0 is padding at any

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 import flax.linen as nn
 
-from fedjax_inv import checks
+from fedjax_inv import checks, types
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import ACTIVATIONS, NORMS, Dense, Logits
-from fedjax_inv.types import Model
 
 
 def widths_for(num_features: int) -> tuple[int, int]:
@@ -23,7 +22,7 @@ def mlp(
     cut: int | None = None,
     activation: str = "relu",
     norm: str = "none",
-) -> Model:
+) -> types.Model:
     """Build a multilayer perceptron: hidden layers, then a linear classifier.
 
     Args:

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import ARGUMENTS, no_body, scaled
-from fedjax_inv.types import Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Array, Tree
 
 
 class _Cut(nnx.Module):
@@ -128,7 +129,9 @@ def _apply(
     return outputs, traverse_util.unflatten_dict(changed) if train else stats
 
 
-def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int | str = 0) -> Model:
+def from_nnx(
+    module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int | str = 0
+) -> types.Model:
     """Return the model of any flax.nnx module.
 
     The module is called as module(x, **arguments), in the mode of `module.train()` or
@@ -152,23 +155,23 @@ def from_nnx(module: nnx.Module | Callable[[nnx.Rngs], nnx.Module], *, cut: int 
     build = None if isinstance(module, nnx.Module) else module
     known: Any = module if build is None else nnx.eval_shape(lambda: build(nnx.Rngs(0)))
 
-    def variables_of(whole: nnx.Module) -> tuple[_Half | None, _Half, Variables]:
+    def variables_of(whole: nnx.Module) -> tuple[_Half | None, _Half, types.Variables]:
         body, head = _halves(whole, cut)
         of_body: tuple[_Half | None, Tree, Tree] = (None, {}, {})
         if body is not None:
             of_body = _taken_apart(body, cut if isinstance(cut, str) else "")
         of_head = _taken_apart(head)
-        params, stats = (Halves(of_body[i], of_head[i]) for i in (1, 2))
-        return of_body[0], of_head[0], Variables(params, stats)
+        params, stats = (types.Halves(of_body[i], of_head[i]) for i in (1, 2))
+        return of_body[0], of_head[0], types.Variables(params, stats)
 
     body, head, variables = variables_of(known)
     own = jax.device_get(variables) if build is None else None
 
-    def init(key: Array, x: Tree) -> Variables:
+    def init(key: Array, x: Tree) -> types.Variables:
         del x
         if build is None:
             return jax.tree.map(jnp.asarray, own)
         return variables_of(build(nnx.Rngs(key)))[2]
 
     encode = no_body if body is None else partial(_apply, body)
-    return scaled(Model(init, encode, partial(_apply, head)))
+    return scaled(types.Model(init, encode, partial(_apply, head)))

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 
-from fedjax_inv import checks
+from fedjax_inv import checks, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
 from fedjax_inv.models.layers import Logits, check_images
 from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm, GroupNorm
-from fedjax_inv.types import Array, Model
+from fedjax_inv.types import Array
 
 # The names of modules correspond to torchvision's: `weights` translates them.
 
@@ -114,7 +114,7 @@ def resnet18(
     widths: Sequence[int] = _WIDTHS,
     cut: int | None = None,
     conv: str = "auto",
-) -> Model:
+) -> types.Model:
     """Build ResNet-18.
 
     It has a convolution, four stages of two residual blocks, the spatial mean and a linear
@@ -147,7 +147,7 @@ def resnet50(
     widths: Sequence[int] = _WIDTHS,
     cut: int | None = None,
     conv: str = "auto",
-) -> Model:
+) -> types.Model:
     """Build ResNet-50, with logits [B, K] of images [B, height, width, channels].
 
     It differs from `resnet18` in its stages: 3, 4, 6 and 3 blocks of a 1x1, a 3x3 and a 1x1
@@ -166,7 +166,7 @@ def _resnet(
     widths: Sequence[int],
     cut: int | None,
     conv: str,
-) -> Model:
+) -> types.Model:
     """Return the network with `depths` blocks in its stages; the rest is as in `resnet18`."""
     checks.one_of("norm", norm, NORMS)
     if len(widths) != len(_STRIDES):

@@ -6,8 +6,9 @@ import chex
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import types
 from fedjax_inv.models.wrappers import like_inputs, unit_range
-from fedjax_inv.types import Array, Halves, Model, Tree, Variables
+from fedjax_inv.types import Array, Tree
 
 
 class Scaling(NamedTuple):
@@ -24,7 +25,7 @@ class Scaled(NamedTuple):
     network: Tree  # those of the model inside
 
 
-def scaled(model: Model) -> Model:
+def scaled(model: types.Model) -> types.Model:
     """Return the model on (x - shift) * scale, where shift and scale are statistics of its body.
 
     Its inputs are an array [B, ..., D]; 8-bit images are scaled to [0, 1] first. Local training
@@ -33,11 +34,11 @@ def scaled(model: Model) -> Model:
     it would round the inputs to 16 bits before the shift.
     """
 
-    def init(key: Array, x: Array) -> Variables:
+    def init(key: Array, x: Array) -> types.Variables:
         variables = model.init(key, unit_range(x))
         inputs = Scaling(jnp.zeros(x.shape[-1]), jnp.ones(x.shape[-1]))
         body = Scaled(inputs, variables.stats.body)
-        return variables._replace(stats=Halves(body, variables.stats.head))
+        return variables._replace(stats=types.Halves(body, variables.stats.head))
 
     def encode(params: Tree, stats: Tree, x: Array, *others: Any) -> tuple[Tree, Tree]:
         shift, scale = jax.lax.stop_gradient(stats.inputs)
@@ -49,7 +50,7 @@ def scaled(model: Model) -> Model:
     return model._replace(init=init, encode=encode)
 
 
-def with_scaling(variables: Variables, scaling: Scaling) -> Variables:
+def with_scaling(variables: types.Variables, scaling: Scaling) -> types.Variables:
     """Return the variables of a model of `scaled` with another shift and scale, each [D]."""
     body = variables.stats.body
     inputs = Scaling(*(jnp.asarray(value, jnp.float32) for value in scaling))

@@ -10,9 +10,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
-from fedjax_inv.types import Array, Model, Tree, Variables
+from fedjax_inv.types import Array, Tree
 
 _LOG = logging.getLogger("fedjax_inv")
 
@@ -48,7 +49,7 @@ _CONVERT = dict.fromkeys((".pth", ".pt", ".bin"), _OF_TORCH) | {
 }
 
 
-def load(path: str | Path, variables: Variables) -> Variables:
+def load(path: str | Path, variables: types.Variables) -> types.Variables:
     """Return the variables of a ResNet, cut anywhere, with the weights of a file.
 
     The variables are those of a `models.resnet18` or `resnet50`; their dtypes stay. The
@@ -60,7 +61,7 @@ def load(path: str | Path, variables: Variables) -> Variables:
     return _placed(path, _read(path), variables)
 
 
-def pretrained(model: Model, path: str | Path) -> Model:
+def pretrained(model: types.Model, path: str | Path) -> types.Model:
     """Return the `models.resnet18` or `resnet50` that starts from the weights of a file.
 
     The file, as in `load`, is read in this call. If its classifier does not fit, the key of the
@@ -68,7 +69,7 @@ def pretrained(model: Model, path: str | Path) -> Model:
     """
     arrays = _read(path)
 
-    def init(key: Array, x: Tree) -> Variables:
+    def init(key: Array, x: Tree) -> types.Variables:
         return _placed(path, arrays, model.init(key, x))
 
     return model._replace(init=init)
@@ -88,7 +89,9 @@ def _read(path: str | Path) -> dict[str, Array]:
     }
 
 
-def _placed(path: str | Path, arrays: Mapping[str, Array], variables: Variables) -> Variables:
+def _placed(
+    path: str | Path, arrays: Mapping[str, Array], variables: types.Variables
+) -> types.Variables:
     """Do what `load` does with the file's arrays; as only shapes matter, leaves may be tracers."""
     leaves = jax.tree_util.tree_leaves_with_path(variables)
     places = {_torchvision(place): leaf for place, leaf in leaves}

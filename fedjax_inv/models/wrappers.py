@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_inv import types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Apply, Array, Model, Tree
+from fedjax_inv.types import Array, Tree
 
 
 def unit_range(x: Array) -> Array:
@@ -22,16 +23,16 @@ def like_inputs(values: Array, x: Array) -> Array:
     return values.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else values
 
 
-def rendered(model: Model, render: Callable[[Tree], Tree]) -> Model:
+def rendered(model: types.Model, render: Callable[[Tree], Tree]) -> types.Model:
     """Return the model that renders its inputs first: stored ones [B, ...] -> its own [B, ...]."""
 
     def encode(params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
         return model.encode(params, stats, render(x), *others)
 
-    return Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
+    return types.Model(lambda key, x: model.init(key, render(x)), encode, model.decode)
 
 
-def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
+def painted(model: types.Model, render: Callable[[Tree], Array]) -> types.Model:
     """Return the model on images that takes stored trees, which `render` turns into images.
 
     It takes a single array for images that are rendered already, such as averages of them, and does
@@ -45,7 +46,7 @@ def painted(model: Model, render: Callable[[Tree], Array]) -> Model:
     return rendered(model, preprocess)._replace(preprocess=preprocess)
 
 
-def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Model:
+def normalised(model: types.Model, mean: Sequence[float], std: Sequence[float]) -> types.Model:
     """Return the model with (x - mean) / std as inputs [B, ..., C].
 
     mean and std [C] are those of each channel, where 8-bit images have been scaled to [0, 1].
@@ -62,7 +63,7 @@ def normalised(model: Model, mean: Sequence[float], std: Sequence[float]) -> Mod
     return rendered(model, view)
 
 
-def computed_in(model: Model, dtype: str) -> Model:
+def computed_in(model: types.Model, dtype: str) -> types.Model:
     """Return the model that computes in another floating type, in which matrix units are fast.
 
     The dtype is "bfloat16", "float16" or "float32". Parameters, statistics, the features at the cut
@@ -77,7 +78,9 @@ def computed_in(model: Model, dtype: str) -> Model:
 
         return jax.tree.map(leaf, tree)
 
-    def run(half: Apply, params: Tree, stats: Tree, x: Tree, *others: Any) -> tuple[Tree, Tree]:
+    def run(
+        half: types.Apply, params: Tree, stats: Tree, x: Tree, *others: Any
+    ) -> tuple[Tree, Tree]:
         x = cast(jax.tree.map(unit_range, x), dtype)
         return cast(half(cast(params, dtype), stats, x, *others), "float32")
 
@@ -87,7 +90,7 @@ def computed_in(model: Model, dtype: str) -> Model:
     return model._replace(encode=encode, decode=partial(run, model.decode))
 
 
-def augmented(model: Model, augment: Callable[[Tree, Array], Tree]) -> Model:
+def augmented(model: types.Model, augment: Callable[[Tree, Array], Tree]) -> types.Model:
     """Return the model that trains on augmented inputs, and is unchanged in evaluation mode.
 
     `augment` is (x [B, ...], key) -> augmented x, such as `data.augment.augment`; 8-bit images

@@ -15,8 +15,8 @@ import linear_networks as linear
 import slow
 from fedjax_inv import communication, local, platforms, rounds
 from fedjax_inv.algorithms import fedcfa
-from fedjax_inv.averages import Averages
 from fedjax_inv.averaging import Message
+from fedjax_inv.mean_examples import MeanExamples
 from fedjax_inv.types import (
     Array,
     Batch,
@@ -350,7 +350,7 @@ def test_statistics_as_in_the_release_are_those_of_four_passes(has_averages: boo
     model, data = federations.small_normed(), federations.federation().data
     batch = Batch(data.x[:8], data.y[:8], jnp.ones(8, bool))
     x, y = data.x[8:9] / jnp.float32(255), jnp.ones((1, 3)) / 3
-    pool = Averages(x * has_averages, y * has_averages, jnp.array([has_averages]))
+    pool = MeanExamples(x * has_averages, y * has_averages, jnp.array([has_averages]))
 
     @jax.jit
     def both() -> tuple[Variables, Halves, Halves]:

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import federations
 import slow
 from federations import assert_equal
-from fedjax_inv import averaging, local, models
+from fedjax_inv import averaging, local, models, penalties
 from fedjax_inv.algorithms import fedipg
 from fedjax_inv.types import (
     Algorithm,
@@ -373,7 +373,7 @@ def test_penalties_of_rounds_and_the_scale_of_the_loss() -> None:
 
 
 def test_a_schedule_that_turns_negative_is_told_as_nan() -> None:
-    penalty_at = jax.jit(fedipg.penalty_schedule(lambda round: 1.0 - round, 1, 0.0))
+    penalty_at = jax.jit(penalties.schedule(lambda round: 1.0 - round, 1, 0.0))
     np.testing.assert_array_equal([penalty_at(t) for t in range(3)], [0.0, 0.0, np.nan])
 
 

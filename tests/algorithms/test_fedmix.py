@@ -14,7 +14,7 @@ import pytest
 import federations
 import linear_networks as linear
 from federations import assert_close
-from fedjax_inv import averages, devices, objectives, rounds
+from fedjax_inv import devices, mean_examples, objectives, rounds
 from fedjax_inv.algorithms import fedmix
 from fedjax_inv.types import Algorithm, Array, Tree
 
@@ -61,11 +61,11 @@ def made(num_steps: int, **arguments: Any) -> Algorithm:
 def test_fedmix_is_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each client sends its mean once, before it trains; the last client's mean is drawn."""
 
-    def last(means: averages.Averages, key: Array, num: int) -> tuple[Tree, Array]:
+    def last(means: mean_examples.MeanExamples, key: Array, num: int) -> tuple[Tree, Array]:
         row = jnp.full(num, means.real.sum() - 1)
         return means.x[row], means.y[row]
 
-    monkeypatch.setattr(averages, "draw", last)
+    monkeypatch.setattr(mean_examples, "draw", last)
     with jax.enable_x64(True):
         held = linear.held()
         states = linear.run(made(linear.NUM_STEPS, ratio=RATIO), held)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import runs
-from fedjax_inv import models, platforms, polyak
+from fedjax_inv import models, platforms, weight_averages
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
@@ -92,7 +92,7 @@ def test_a_network_may_be_served_as_an_average() -> None:
     cell = assembled.cells[0]
     plan = assembled.plan(cell)
     server = plan.program.shapes(plan.data, plan.inputs).state.server
-    assert isinstance(server.wrapped, polyak.Server)
+    assert isinstance(server.wrapped, weight_averages.Server)
     after = plan.build(cell.runs[0].hyper).after_round
     assert after
     start = jax.tree.map(lambda leaf: jnp.ones(leaf.shape[1:], leaf.dtype), server)

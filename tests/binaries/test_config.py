@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedjax_inv import missing
+from fedjax_inv import late_uploads
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dataset, simpson, stains
@@ -74,7 +74,7 @@ def test_the_choices_of_flags_are_those_of_the_library() -> None:
         ("norm", {*NORMS, *resnet.NORMS}),
         ("stain", stains.STAINS),
         ("shading", simpson.SHADINGS),
-        ("missing", missing.RULES),
+        ("missing", late_uploads.RULES),
         ("task", {"auto", *dataset.TASKS}),
         ("precision", {"auto", *PRECISIONS}),
     ):

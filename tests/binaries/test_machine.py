@@ -5,8 +5,8 @@ import os
 import jax
 import pytest
 
-from fedjax_inv import program
 from fedjax_inv.checks import UsageError
+from fedjax_inv.inputs import Run
 from fedjax_inv.task import facts_of
 from fedjax_inv_experiments import assemble, build, config, machine
 from fedjax_inv_experiments.grid import Cell
@@ -15,7 +15,7 @@ from fedjax_inv_experiments.grid import Cell
 def precision_of(algorithm: str, **flags: str) -> str:
     """The precision of an experiment with an algorithm."""
     rates = {"learning_rate": 0.1, "server_learning_rate": 1.0}
-    cell = Cell(algorithm, {}, None, (program.Run(0, rates),))
+    cell = Cell(algorithm, {}, None, (Run(0, rates),))
     chosen = config.of(**flags)
     task = build.task(chosen, "classes")
     needed = facts_of(assemble.factory(chosen, cell, task)).precision

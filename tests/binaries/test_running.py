@@ -14,7 +14,7 @@ from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.checks import UsageError
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
-from fedjax_inv.program import Outcome, Training
+from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
 from fedjax_inv_experiments import config, grid, tables
 from fedjax_inv_experiments.config import Config

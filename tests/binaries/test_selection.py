@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import runs
-from fedjax_inv import program
+from fedjax_inv import inputs
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv_experiments import grid, selection, tables
@@ -127,7 +127,7 @@ def test_leave_one_out_picks_the_best_mean_of_what_is_left_out() -> None:
 def test_the_score_left_out_is_the_mean_over_runs_of_the_same_seed_and_setting() -> None:
     """Each run has its own test: that of all domains, or the domain that it trains without."""
     domains, settings = ("a", "b", "c"), [{"rate": 0.1}, {"rate": 0.2}]
-    runs = [program.Run(seed, hyper) for hyper in settings for seed in (0, 5)]
+    runs = [inputs.Run(seed, hyper) for hyper in settings for seed in (0, 5)]
     runs += [run._replace(left_out=name) for name in domains for run in runs[:4]]
     cell = grid.Cell("fedavg", {}, "d", tuple(runs))
     tests = np.random.default_rng(0).random(len(runs)).astype(np.float32)

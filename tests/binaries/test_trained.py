@@ -20,7 +20,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
-from fedjax_inv.program import Training
+from fedjax_inv.one_run import Training
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import build, config, evaluation, export, finished, predictions, train
 from fedjax_inv_experiments.running import checkpoints, selected

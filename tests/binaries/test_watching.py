@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv.program import grid
+from fedjax_inv.inputs import combinations
 from fedjax_inv_experiments import config
 from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.running import events, launch, log
@@ -88,7 +88,7 @@ def test_events_say_what_the_log_says_and_no_step_twice(tmp_path: Path) -> None:
 
 
 def test_runs_are_called_by_what_differs() -> None:
-    cell = Cell("fedavg", {}, None, tuple(grid((0, 1), rate=(0.1, 0.3), penalty=(2.0,))))
+    cell = Cell("fedavg", {}, None, tuple(combinations((0, 1), rate=(0.1, 0.3), penalty=(2.0,))))
     expected = [f"seed={seed} rate={rate}" for rate in (0.1, 0.3) for seed in (0, 1)]
     assert events.run_names(cell) == expected
 

@@ -22,7 +22,6 @@ from fedjax_inv import (
     models,
     objectives,
     platforms,
-    program,
     rounds,
     schedules,
 )
@@ -34,6 +33,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.devices import Devices
 from fedjax_inv.fit import LocalTraining, plan
 from fedjax_inv.fitted import Diverged, Fitted
+from fedjax_inv.inputs import Run, schedule_key
 from fedjax_inv.plan import Evaluations, Plan
 from fedjax_inv.task import task_of
 from fedjax_inv.types import Array, Cohort, Tree
@@ -128,9 +128,9 @@ def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
         lambda *arguments: rounds.run(algorithm, *arguments, axis=axis)[0],
         compiler_options=platforms.one_thread(),
     )
-    state = play(state, schedule(program.schedule_key(seed), C, T), train)
+    state = play(state, schedule(schedule_key(seed), C, T), train)
     found, _ = trained()
-    assert found.runs[run] == program.Run(seed, {"learning_rate": RATES[1]})
+    assert found.runs[run] == Run(seed, {"learning_rate": RATES[1]})
     assert_same_bits(plain(found.state(run)), plain(state))
     scores = evaluation.evaluate(algorithm, state, splits[seed].valid)
     expected = evaluation.mean(scores)
@@ -538,8 +538,8 @@ def test_a_run_without_a_domain_is_one_on_clients_that_do_not_have_it(algorithm:
     parts = [np.arange(1, 30, 3), np.array([0, 2, 31, 34]), np.array([3, 5, 6, 8, 33, 37, 39])]
     own = clients.of_dataset(DOMAINS, partition=lambda rows, rng: parts, validation=0.3)
     runs = [
-        *(program.Run(seed, {"learning_rate": 0.3}) for seed in SEEDS),
-        *(program.Run(seed, {"learning_rate": 0.2}, "b") for seed in SEEDS),
+        *(Run(seed, {"learning_rate": 0.3}) for seed in SEEDS),
+        *(Run(seed, {"learning_rate": 0.2}, "b") for seed in SEEDS),
     ]
     settings: dict[str, Any] = {"rounds": 3, "batch_size": 4, "callbacks": (), "devices": 1}
     both = fit(algorithm, MODEL, own, grid=runs, **settings)
@@ -572,7 +572,7 @@ def test_runs_are_those_of_a_grid_or_any_others() -> None:
     found = fit(fedavg.fedavg, MODEL, CLIENTS, grid=listed, **FLAT)
     assert_same_bits(found.history["train_loss"], needed.history["train_loss"][[3, 0, 1]])
     # The factor of a schedule multiplies a number of each run.
-    one = [program.Run(seed, {}) for seed in SEEDS]
+    one = [Run(seed, {}) for seed in SEEDS]
     half = {"learning_rate_schedule": lambda at: 0.5, "learning_rate": 0.6}
     scheduled = fit(fedavg.fedavg, MODEL, CLIENTS, grid=one, **half, **FLAT)
     assert_same_bits(scheduled.history["train_loss"], needed.history["train_loss"][:2])
@@ -580,13 +580,13 @@ def test_runs_are_those_of_a_grid_or_any_others() -> None:
 
 def test_runs_are_refused_that_do_not_fit() -> None:
     for runs, where in (
-        ([program.Run(0, {"learning_rate": 0.1}), program.Run(0, {})], "grid"),
-        ([program.Run(0, {}, "a")], "left_out"),  # a list has no names of domains
+        ([Run(0, {"learning_rate": 0.1}), Run(0, {})], "grid"),
+        ([Run(0, {}, "a")], "left_out"),  # a list has no names of domains
         ([0, 1], "grid"),
     ):
         with pytest.raises(UsageError) as caught:
             fit(fedavg.fedavg, MODEL, CLIENTS, grid=runs, **FLAT)  # type: ignore[arg-type]
         assert caught.value.argument == where
     with pytest.raises(UsageError) as caught:
-        fit(fedavg.fedavg, MODEL, DOMAINS, grid=[program.Run(0, {}, "d")], **FLAT)
+        fit(fedavg.fedavg, MODEL, DOMAINS, grid=[Run(0, {}, "d")], **FLAT)
     assert caught.value.argument == "left_out"

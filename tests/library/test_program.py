@@ -23,17 +23,20 @@ from fedjax_inv import (
     schedules,
     tree,
 )
+from fedjax_inv import inputs as inputs_of_runs
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.devices import Layout
+from fedjax_inv.inputs import Inputs, Run, combinations, group_names, groups, of_runs
+from fedjax_inv.one_run import Experiment
 from fedjax_inv.types import Algorithm, Array, Cohort, Federation, Model, Tree
 
 C, K, T = 4, 3, 2  # clients, classes, rounds of a segment
 SEEDS = (3, 1, 8)
 DOMAINS = ("north", "east", "south", "west")
 # Five, which no chunk of two divides.
-RUNS = program.grid(SEEDS, learning_rate=(0.3, 0.1), momentum=(0.5,))[:5]
+RUNS = combinations(SEEDS, learning_rate=(0.3, 0.1), momentum=(0.5,))[:5]
 R = len(RUNS)
 
 
@@ -85,13 +88,13 @@ def schedule(key: Array) -> Cohort:
     return schedules.dropout(schedules.sampled(key, C, 3, 2 * T), drop, 0.2)
 
 
-EXPERIMENT = program.Experiment(MODEL, algorithm, num_groups=2, thresholds=(2.0, -1.0))
+EXPERIMENT = Experiment(MODEL, algorithm, num_groups=2, thresholds=(2.0, -1.0))
 
 
 @functools.cache
-def inputs() -> program.Inputs:
+def inputs() -> Inputs:
     """Return inputs of which all examples are watched; the first threshold is met in round T."""
-    return program.inputs(
+    return of_runs(
         RUNS,
         world()[1],
         watch_examples=1000,
@@ -103,14 +106,14 @@ def inputs() -> program.Inputs:
 @functools.cache
 def cohorts() -> Cohort:
     """Return the cohorts of all runs and both segments."""
-    return plain(program.cohorts(schedule, inputs()))
+    return plain(inputs_of_runs.cohorts(schedule, inputs()))
 
 
 def segment(index: int) -> Cohort:
     return jax.tree.map(lambda a: a[:, index * T : (index + 1) * T], cohorts())
 
 
-def trained(compiled: program.Program, inputs: program.Inputs) -> list[Tree]:
+def trained(compiled: program.Program, inputs: Inputs) -> list[Tree]:
     """Return the training and the outcome after each of two segments, on the host."""
     data, results = world()[0], []
     training = compiled.init(data, inputs)
@@ -164,9 +167,9 @@ def test_devices_that_share_clients_give_what_one_gives() -> None:
 
 
 def test_a_grid_goes_seed_by_seed_through_every_combination() -> None:
-    runs = program.grid((5, 6), a=(1.0, 2.0), b=(3.0,))
-    assert runs == [program.Run(seed, {"a": a, "b": 3.0}) for a in (1.0, 2.0) for seed in (5, 6)]
-    assert program.grid((5,)) == [program.Run(5, {})]
+    runs = combinations((5, 6), a=(1.0, 2.0), b=(3.0,))
+    assert runs == [Run(seed, {"a": a, "b": 3.0}) for a in (1.0, 2.0) for seed in (5, 6)]
+    assert combinations((5,)) == [Run(5, {})]
 
 
 def test_every_run_is_what_it_is_alone() -> None:
@@ -319,7 +322,7 @@ def test_traffic_is_that_of_a_run() -> None:
 
 def test_watched_examples_are_the_first_of_every_client() -> None:
     splits, count = world()[1], 7
-    watched = program.inputs(RUNS, splits, watch_examples=count).watched
+    watched = of_runs(RUNS, splits, watch_examples=count).watched
     for index, run in enumerate(RUNS):
         split = splits[run.seed]
         for watched_part, whole in ((watched.train, split.train), (watched.test, split.test)):
@@ -329,19 +332,19 @@ def test_watched_examples_are_the_first_of_every_client() -> None:
                 np.testing.assert_array_equal(part, mine[: len(part)])
                 share = min(1, count / total) * len(mine)
                 assert share - 1e-4 <= len(part) < share + 1
-    assert program.inputs(RUNS, splits).watched is None
+    assert of_runs(RUNS, splits).watched is None
 
 
 def test_groups_are_domains_or_everybody() -> None:
     _, splits = world()
     split = splits[SEEDS[0]]
-    assert program.group_names([split]) == ["north", "east"]
+    assert group_names([split]) == ["north", "east"]
     # Of several splits, the groups of all together.
     few = split._replace(domain=np.array([2, 2]), domains=("a", "b", "north", "c", "east"))
     more = few._replace(domain=np.array([4, 2]))
-    assert program.group_names([few]) == ["north"]
-    assert program.group_names([few, more]) == ["north", "east"]
-    assert program.group_names([few, few._replace(domain=np.array([-1, 2]))]) == ["clients"]
-    np.testing.assert_array_equal(program.groups(np.array([[4, 2], [2, 4]])), [[1, 0], [0, 1]])
-    np.testing.assert_array_equal(program.groups(np.array([[4, 2], [-1, 4]])), np.zeros((2, 2)))
-    assert program.group_names([split._replace(domain=np.array([0, -1]))]) == ["clients"]
+    assert group_names([few]) == ["north"]
+    assert group_names([few, more]) == ["north", "east"]
+    assert group_names([few, few._replace(domain=np.array([-1, 2]))]) == ["clients"]
+    np.testing.assert_array_equal(groups(np.array([[4, 2], [2, 4]])), [[1, 0], [0, 1]])
+    np.testing.assert_array_equal(groups(np.array([[4, 2], [-1, 4]])), np.zeros((2, 2)))
+    assert group_names([split._replace(domain=np.array([0, -1]))]) == ["clients"]

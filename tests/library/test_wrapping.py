@@ -7,7 +7,7 @@ import pytest
 
 import federations
 from federations import Config
-from fedjax_inv import algorithms, missing, rounds, wrapping
+from fedjax_inv import algorithms, late_uploads, rounds, wrapping
 from fedjax_inv import tree as trees
 from fedjax_inv.algorithms import exit_strategy, fedavg, fedbn
 from fedjax_inv.types import Algorithm
@@ -45,7 +45,7 @@ def test_an_algorithm_says_which_network_it_serves(name: str) -> None:
 
 def test_an_exit_strategy_is_found_within_another_wrapper() -> None:
     algorithm = exit_strategy.wrap(fedavg.fedavg(federations.mlp(), federations.steps(0.1)))
-    server, _ = served(missing.reuse(algorithm), CONFIG)
+    server, _ = served(late_uploads.reuse(algorithm), CONFIG)
     found = exit_strategy.server_in(server)
     assert isinstance(found, exit_strategy.Server)
     assert found is server.wrapped

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, checks, tree, wrapping
+from fedjax_inv import aggregators, checks, tree, types, wrapping
 from fedjax_inv.checks import UsageError
-from fedjax_inv.types import Algorithm, Array, Cohort, Exchange, Reply, Setup, Slots, Tree, Visit
+from fedjax_inv.types import Array, Tree
 
 
 class Memory(NamedTuple):
@@ -44,7 +44,7 @@ class _Sent(NamedTuple):
     round: Array  # []
 
 
-def reuse(algorithm: Algorithm) -> Algorithm:
+def reuse(algorithm: types.Algorithm) -> types.Algorithm:
     """Return `algorithm` with the rule that a client's last upload stands in for a missing one.
 
     Only uploads of exchanges with `Exchange.blank` stand in, and only those of clients that would
@@ -56,7 +56,7 @@ def reuse(algorithm: Algorithm) -> Algorithm:
         text = "must have an exchange with `blank`, as fedavg, fedprox and fedipg have"
         raise UsageError("algorithm", ..., text)
 
-    def init_server(setup: Setup) -> Server:
+    def init_server(setup: types.Setup) -> Server:
         wrapped = algorithm.init_server(setup)
         memories = tuple(
             _empty(exchange.blank(wrapped), setup.num_clients) if exchange.blank else ()
@@ -78,15 +78,15 @@ def _empty(blank: Tree, num_clients: int) -> Memory:
     return Memory(upload, none, none, jnp.zeros(num_clients, bool))
 
 
-def _reusing(exchange: Exchange, index: int) -> Exchange:
+def _reusing(exchange: types.Exchange, index: int) -> types.Exchange:
     """Return the exchange numbered `index`, with a memory."""
     lifted = wrapping.lift(exchange)
 
-    def client(visit: Visit) -> Reply:
+    def client(visit: types.Visit) -> types.Reply:
         reply = exchange.client(visit)
         return reply._replace(upload=_Sent(reply.upload, visit.round))
 
-    def update(server: Server, sent: aggregators.Stack, cohort: Cohort) -> Server:
+    def update(server: Server, sent: aggregators.Stack, cohort: types.Cohort) -> Server:
         old: Memory = server.memories[index]
         num_clients = old.arrived.shape[0]
         arrived = Memory(sent.values.upload, sent.size, cohort.delay, sent.present)
@@ -103,9 +103,9 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
         start = aggregator.init(tree.take(memory.upload, 0), num_clients)
         zeros = optax.tree.zeros_like(memory.upload)
         uploads = jax.vmap(optax.tree.where)(counts, memory.upload, zeros)
-        slots = Slots(everybody, everybody, counts, memory.size, memory.delay)
+        slots = types.Slots(everybody, everybody, counts, memory.size, memory.delay)
         aggregated = aggregator.finish(aggregator.add(start, uploads, slots))
-        server = lifted.update(server, aggregated, Cohort(everybody, counts, memory.delay))
+        server = lifted.update(server, aggregated, types.Cohort(everybody, counts, memory.delay))
         memories = (*server.memories[:index], memory, *server.memories[index + 1 :])
         return server._replace(memories=memories)
 
@@ -115,13 +115,13 @@ def _reusing(exchange: Exchange, index: int) -> Exchange:
     )
 
 
-RULES: dict[str, Callable[[Algorithm], Algorithm]] = {
+RULES: dict[str, Callable[[types.Algorithm], types.Algorithm]] = {
     "skip": lambda algorithm: algorithm,
     "reuse": reuse,
 }
 
 
-def with_rule(algorithm: Algorithm, rule: str) -> Algorithm:
+def with_rule(algorithm: types.Algorithm, rule: str) -> types.Algorithm:
     """Return `algorithm` with a rule for missing uploads, "skip" or "reuse"."""
     checks.one_of("rule", rule, RULES)
     return RULES[rule](algorithm)

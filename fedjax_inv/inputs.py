@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import devices, platforms
+from fedjax_inv import devices, platforms, types
 from fedjax_inv.data import federation as federations
 from fedjax_inv.data.federation import Split
 from fedjax_inv.devices import ClientShards, SharedExamples
 from fedjax_inv.models import Scaling
-from fedjax_inv.types import Array, Cohort, Federation, Tree, Variables
+from fedjax_inv.types import Array, Tree
 
 T = TypeVar("T", ClientShards, SharedExamples)
 
@@ -54,13 +54,15 @@ class Inputs(NamedTuple):
     test: SharedExamples
     group: Array  # [R, C] int32, the group of each validation client
     watched: Watched | None = None
-    variables: Variables | None = None  # [R, ...] networks to start from; None: drawn by the seed
+    variables: types.Variables | None = (
+        None  # [R, ...] networks to start from; None: drawn by the seed
+    )
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
     unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
 
 
-def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
+def combinations(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
     """Return a run for every combination of the values of each hyperparameter and every seed."""
     combinations = itertools.product(*hyper.values())
     return [
@@ -70,14 +72,14 @@ def grid(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
     ]
 
 
-def inputs(
+def of_runs(
     runs: Sequence[Run],
     splits: Mapping[int, Split],
     *,
     pooled: bool = False,
     watch_examples: int = 0,
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0,
-    variables: Mapping[int, Variables] | None = None,
+    variables: Mapping[int, types.Variables] | None = None,
     num_classes: int = 0,
     scaling: Mapping[tuple[int, str], Scaling] | None = None,
     source: np.ndarray | None = None,
@@ -104,12 +106,12 @@ def inputs(
     seeds = [seed for seed, _ in kinds]
     chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
 
-    def of_clients(of_seeds: Sequence[Federation]) -> ClientShards:
+    def of_clients(of_seeds: Sequence[types.Federation]) -> ClientShards:
         # On the host, where nothing is compiled for it.
         arrays = (np.stack(each)[which] for each in zip(*(f[1:4] for f in of_seeds), strict=True))
         return ClientShards(*map(jax.device_put, arrays))
 
-    def shared(of_seeds: Sequence[Federation]) -> SharedExamples:
+    def shared(of_seeds: Sequence[types.Federation]) -> SharedExamples:
         return SharedExamples(*of_clients(of_seeds))
 
     trains = [split.train for split in chosen]
@@ -159,7 +161,7 @@ def inputs(
     )
 
 
-def _padded(of_seeds: Sequence[Federation]) -> list[Federation]:
+def _padded(of_seeds: Sequence[types.Federation]) -> list[types.Federation]:
     """Append zeros to the orders of federations, up to one length.
 
     The length is a power of two, so that draws of the data with other lengths share a program.
@@ -203,7 +205,7 @@ def schedule_key(seed: int | Array) -> Array:
     return jax.random.fold_in(jax.random.key(seed), 2)
 
 
-def cohorts(schedule: Callable[[Array], Cohort], inputs: Inputs) -> Cohort:
+def cohorts(schedule: Callable[[Array], types.Cohort], inputs: Inputs) -> types.Cohort:
     """Draw the cohorts [R, T, S] of all runs, whose seeds give the keys of the schedule."""
     seeds = devices.on_host(inputs.seed)
     of_seeds = jax.vmap(lambda seed: schedule(schedule_key(seed)))

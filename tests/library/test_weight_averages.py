@@ -11,7 +11,7 @@ import pytest
 import federations
 import linear_networks as linear
 from federations import assert_close, assert_equal, assert_same_bits
-from fedjax_inv import devices, freezing, laws, missing, polyak, rounds
+from fedjax_inv import devices, freezing, late_uploads, laws, rounds, weight_averages
 from fedjax_inv.algorithms.exit_strategy import exit_strategy, server_in
 from fedjax_inv.algorithms.fedavg import fedavg
 from fedjax_inv.algorithms.fedbn import fedbn
@@ -29,7 +29,7 @@ def test_the_average_is_the_weighted_mean_of_the_networks_of_the_rounds(
         # Nobody attends the first round and the fifth.
         attend = ((), *linear.ATTEND, (), (0, 2))
         alone = linear.run(plain, held, attend)
-        averaged = polyak.averaged(plain, decay=decay, first=first)
+        averaged = weight_averages.averaged(plain, decay=decay, first=first)
         states = linear.run(averaged, held, attend)
         assert averaged.network
         network, x = averaged.network, held.data.x
@@ -63,8 +63,10 @@ def test_without_decay_or_from_the_last_round_on_it_is_the_network() -> None:
     plain = fedavg(model, federations.epochs(0.1))
     alone = last(plain, model).server
     for settings in ({"decay": 0.0}, {"first": num_rounds - 1}):
-        assert_same_bits(last(polyak.averaged(plain, **settings), model).server.wrapped, alone)
-    mean = last(polyak.averaged(plain), model).server.wrapped.variables
+        assert_same_bits(
+            last(weight_averages.averaged(plain, **settings), model).server.wrapped, alone
+        )
+    mean = last(weight_averages.averaged(plain), model).server.wrapped.variables
     for new, old in zip(mean, alone.variables, strict=True):  # parameters, and statistics
         assert laws.largest_difference(new, old) > 1e-3
 
@@ -72,7 +74,7 @@ def test_without_decay_or_from_the_last_round_on_it_is_the_network() -> None:
 def test_a_personal_algorithm_serves_its_clients_own_state_with_the_average() -> None:
     model = federations.normed()
     plain = fedbn(model, federations.epochs(0.1))
-    averaged = polyak.averaged(plain, decay=0.5)
+    averaged = weight_averages.averaged(plain, decay=0.5)
     alone, state = last(plain, model), last(averaged, model)
     assert_same_bits(state.clients, alone.clients)
     own = jax.tree.map(lambda leaf: leaf[3], state.clients)
@@ -86,23 +88,25 @@ def test_it_stands_inside_other_wrappers_and_around_them() -> None:
     model, work = federations.small_normed(), federations.steps(0.1)
 
     def make(model: Model) -> Algorithm:
-        return polyak.averaged(fedavg(model, work), decay=0.5)
+        return weight_averages.averaged(fedavg(model, work), decay=0.5)
 
-    inside = last(missing.reuse(freezing.train_only(make, model, ("head",))), model).server
+    inside = last(late_uploads.reuse(freezing.train_only(make, model, ("head",))), model).server
     frozen = freezing.train_only(partial(fedavg, work=work), model, ("head",))
-    around = last(polyak.averaged(missing.reuse(frozen), decay=0.5), model).server
+    around = last(weight_averages.averaged(late_uploads.reuse(frozen), decay=0.5), model).server
     assert_close(inside.wrapped.wrapped.wrapped, around.wrapped.wrapped.wrapped)
     before = federations.initial(model, jax.random.key(0)).params.body
     assert_same_bits(around.wrapped.wrapped.frozen.params.body, before)
     moved = around.training.wrapped.wrapped.variables, around.wrapped.wrapped.wrapped.variables
     assert laws.largest_difference(*moved) > 1e-3
     # Of an exit strategy the networks are averaged, not what it has measured.
-    exits = last(polyak.averaged(exit_strategy(model, work), decay=0.5), model).server
+    exits = last(weight_averages.averaged(exit_strategy(model, work), decay=0.5), model).server
     assert_same_bits(server_in(exits.wrapped).assessment, exits.training.assessment)
 
 
 def averaged_fedavg(model: Model, work: Work, *, decay: float = 0.5, **settings: Any) -> Algorithm:
-    return polyak.averaged(fedavg(model, work, **settings), decay=decay, first=jnp.int32(1))
+    return weight_averages.averaged(
+        fedavg(model, work, **settings), decay=decay, first=jnp.int32(1)
+    )
 
 
 def test_it_obeys_the_laws() -> None:

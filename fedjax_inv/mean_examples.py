@@ -24,17 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, models, permutation, tree
+from fedjax_inv import aggregators, averaging, checks, local, models, permutation, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv.types import Array, Model, Setup, Shard, Trained, Tree, Variables, Visit
+from fedjax_inv.types import Array, Tree
 
 COMBINING = ("pool", "paper")
 _READ_AT_ONCE = 128  # examples, of a client
 _MOST = 2**31 - 1  # examples that an int32 can count
 
 
-class Averages(NamedTuple):
+class MeanExamples(NamedTuple):
     """Mean examples, the real ones first."""
 
     x: Tree  # [A, ...] mean inputs
@@ -45,7 +45,7 @@ class Averages(NamedTuple):
 class Pool(NamedTuple):
     """The state of the server."""
 
-    averages: Averages
+    averages: MeanExamples
     seed: Array  # [] uint32, seed of the key for the next shuffle
 
 
@@ -77,15 +77,17 @@ def _sums(x: Tree, y: Array, group: Array, rows: int) -> _Sums:
     return _Sums(jax.tree.map(total, x), total(y), member.sum(1))
 
 
-def _means(sums: _Sums) -> Averages:
+def _means(sums: _Sums) -> MeanExamples:
     def mean(total: Array) -> Array:
         size = jnp.maximum(sums.size, 1).astype(total.dtype)
         return total / size.reshape(-1, *(1,) * (total.ndim - 1))
 
-    return Averages(jax.tree.map(mean, sums.x), mean(sums.y), sums.size > 0)
+    return MeanExamples(jax.tree.map(mean, sums.x), mean(sums.y), sums.size > 0)
 
 
-def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array | int) -> Averages:
+def _split(
+    x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array | int
+) -> MeanExamples:
     """Means of the first `rows` chunks of `length` real examples each, in a random order."""
     chex.assert_equal_shape_prefix([*jax.tree.leaves(x), y, mask], 1)
     chex.assert_rank([y, mask], [2, 1])
@@ -100,7 +102,7 @@ def _split(x: Tree, y: Array, mask: Array, key: Array, rows: int, length: Array 
     return _means(_sums(jax.tree.map(cleared, x), cleared(y), group, rows))
 
 
-def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Averages:
+def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> MeanExamples:
     """Return means of random chunks of the real examples.
 
     Args:
@@ -117,7 +119,7 @@ def chunk_means(x: Tree, y: Array, mask: Array, key: Array, chunk: int) -> Avera
     return _split(x, y, mask, key, -(-mask.shape[0] // chunk), chunk)
 
 
-def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> Averages:
+def split_means(x: Tree, y: Array, mask: Array, key: Array, rows: int) -> MeanExamples:
     """Return means of `rows` random chunks of equal size (Eq. 4); other arguments: `chunk_means`.
 
     Returns:
@@ -141,7 +143,7 @@ def columns(y: Array, num_columns: int) -> Array:
 
 
 def of_shard(
-    shard: Shard,
+    shard: types.Shard,
     key: Array,
     *,
     num_classes: int,
@@ -149,7 +151,7 @@ def of_shard(
     length: Array | int,
     batch_size: int,
     mixable: Callable[[Tree], Tree] = as_numbers,
-) -> Averages:
+) -> MeanExamples:
     """Return means of the first `rows` chunks of a client's examples, in a random order.
 
     They are (x [A, ...], y [A, K], real [A]), A = rows; the last real row is the mean of the
@@ -176,21 +178,21 @@ def of_shard(
     return _means(sums)
 
 
-def draw(averages: Averages, key: Array, num: int) -> tuple[Tree, Array]:
+def draw(averages: MeanExamples, key: Array, num: int) -> tuple[Tree, Array]:
     """Return (x [num, ...], y [num, K]) of rows drawn with replacement; zeros if none is real."""
     row = jax.random.randint(key, (num,), 0, jnp.maximum(averages.real.sum(), 1))
     return tree.take((averages.x, averages.y), row)
 
 
 def side_state(
-    model: Model,
+    model: types.Model,
     *,
     combining: str = "pool",
     rows: int = 16,
     chunk: int = 128,
     mixable: Callable[[Tree], Tree] = as_numbers,
 ) -> averaging.SideState:
-    """Return the state and messages that exchange averages: the server sends clients `Averages`.
+    """Return the state and messages that exchange means: the server sends clients `MeanExamples`.
 
     Before the first round no row is real. With "pool" the server has room for `rows` rows of each
     of C clients. They lie in the order of clients, so that the order of slots does not matter.
@@ -211,7 +213,7 @@ def side_state(
     def averaged(x: Tree) -> Tree:
         return mixable(model.preprocess(x))
 
-    def upload(visit: Visit, trained: Trained) -> Averages:
+    def upload(visit: types.Visit, trained: types.Trained) -> MeanExamples:
         del trained
         return of_shard(
             visit.shard,
@@ -223,14 +225,14 @@ def side_state(
             mixable=averaged,
         )
 
-    def update(pool: Pool, sent: aggregators.Stack, delta: Variables) -> Pool:
+    def update(pool: Pool, sent: aggregators.Stack, delta: types.Variables) -> Pool:
         del delta
         key, shuffle = jax.random.split(jax.random.key(pool.seed))
         x, y, real = _by_client(sent)
         if pools:
             place = jnp.where(real, jnp.cumsum(real) - 1, pool.averages.real.shape[0])
             empty = optax.tree.zeros_like(pool.averages)
-            averages = tree.put(empty, place, Averages(x, y, real))
+            averages = tree.put(empty, place, MeanExamples(x, y, real))
         else:
             averages = split_means(x, y, real, shuffle, rows)
         return Pool(averages, jax.random.bits(key, dtype=jnp.uint32))
@@ -246,11 +248,13 @@ def side_state(
     )
 
 
-def _empty(setup: Setup, model: Model, averaged: Callable[[Tree], Tree], num_rows: int) -> Pool:
+def _empty(
+    setup: types.Setup, model: types.Model, averaged: Callable[[Tree], Tree], num_rows: int
+) -> Pool:
     """Return the state before the first round, with room for so many rows."""
     x = jax.eval_shape(averaged, setup.sample)
     outputs = jax.eval_shape(partial(models.predict, model), setup.variables, setup.sample)
-    empty = Averages(
+    empty = MeanExamples(
         jax.tree.map(lambda leaf: jnp.zeros((num_rows, *leaf.shape[1:]), leaf.dtype), x),
         jnp.zeros((num_rows, outputs.shape[-1])),
         jnp.zeros(num_rows, bool),
@@ -259,7 +263,7 @@ def _empty(setup: Setup, model: Model, averaged: Callable[[Tree], Tree], num_row
     return Pool(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
 
 
-def _by_client(sent: aggregators.Stack) -> Averages:
+def _by_client(sent: aggregators.Stack) -> MeanExamples:
     """Return all rows, by client and not by slot; those of absent clients, not real, come last."""
     # By counting, as a sort is slow on accelerators.
     who = jnp.where(sent.present, sent.who, np.iinfo(np.int32).max)

@@ -7,10 +7,10 @@ import optax
 import pytest
 
 import federations
-from fedjax_inv import averages, averaging, devices, local, models, rounds
+from fedjax_inv import averaging, devices, local, mean_examples, models, rounds
 from fedjax_inv.aggregators import Stack
-from fedjax_inv.averages import Averages
 from fedjax_inv.data import federation as federations_of
+from fedjax_inv.mean_examples import MeanExamples
 from fedjax_inv.types import Algorithm, Array, Cohort, Examples, Federation, Setup, Shard, Visit
 
 SIZES = (4, 0, 1, 7, 5)
@@ -31,11 +31,11 @@ def held() -> Federation:
 
 
 HELD = held()
-chunk_means = jax.jit(averages.chunk_means, static_argnums=4)
-split_means = jax.jit(averages.split_means, static_argnums=4)
+chunk_means = jax.jit(mean_examples.chunk_means, static_argnums=4)
+split_means = jax.jit(mean_examples.split_means, static_argnums=4)
 
 
-def check(told: Averages, of: set[int], lengths: list[int]) -> None:
+def check(told: MeanExamples, of: set[int], lengths: list[int]) -> None:
     """The real rows stand first and are the means of disjoint sets of `of`, of these sizes."""
     x, y, real = (np.asarray(leaf) for leaf in told)
     assert real.tolist() == [row < len(lengths) for row in range(len(real))]
@@ -79,15 +79,15 @@ def test_rows_of_the_paper_are_means_of_equal_chunks(rows: int, num_real: int) -
 
 def test_sums_of_16_bits_neither_overflow_nor_stop() -> None:
     large = jnp.full((300, 2), 1000, jnp.float16)
-    numbers, mask = averages.as_numbers(large), jnp.ones(300, bool)
-    means = averages.chunk_means(numbers, large[:, :1], mask, jax.random.key(0), 300)
+    numbers, mask = mean_examples.as_numbers(large), jnp.ones(300, bool)
+    means = mean_examples.chunk_means(numbers, large[:, :1], mask, jax.random.key(0), 300)
     np.testing.assert_array_equal(means.x[0], 1000)
 
 
 def test_chunks_are_random_and_do_not_depend_on_what_is_masked() -> None:
     real = np.arange(NUM) < 12
     x, y, mask = masked(real)
-    means = jax.jit(lambda key: averages.chunk_means(x, y, mask, key, 3).x)
+    means = jax.jit(lambda key: mean_examples.chunk_means(x, y, mask, key, 3).x)
     drawn = np.asarray(jax.vmap(means)(jax.random.split(jax.random.key(0), 400)))
     first = (drawn[:, 0] > 0)[:, :12]  # who is in the first row
     np.testing.assert_allclose(first.mean(0), 3 / 12, atol=5 * np.sqrt(0.25 * 0.75 / 400))
@@ -124,9 +124,9 @@ def test_a_clients_rows_are_means_of_its_own_chunks(
     rows: int, length: int | None, lengths: dict[int, list[int]]
 ) -> None:
     @jax.jit
-    def of(who: Array) -> Averages:
+    def of(who: Array) -> MeanExamples:
         shard = Shard(HELD.data, HELD.order, HELD.start[who], HELD.size[who], who)
-        return averages.of_shard(
+        return mean_examples.of_shard(
             shard,
             jax.random.key(1),
             num_classes=NUM_CLASSES,
@@ -142,8 +142,8 @@ def test_a_clients_rows_are_means_of_its_own_chunks(
 def test_draws_are_of_real_rows_and_keep_inputs_with_their_labels() -> None:
     real = jnp.arange(5) < 3
     x = jnp.where(real, jnp.arange(1.0, 6), 0)
-    told = Averages(x[:, None], jax.nn.one_hot(jnp.arange(5), 5) * real[:, None], real)
-    draw = jax.jit(averages.draw, static_argnums=2)
+    told = MeanExamples(x[:, None], jax.nn.one_hot(jnp.arange(5), 5) * real[:, None], real)
+    draw = jax.jit(mean_examples.draw, static_argnums=2)
     drawn_x, drawn_y = map(np.asarray, draw(told, jax.random.key(0), 3000))
     assert drawn_x.shape == (3000, 1)
     np.testing.assert_array_equal(drawn_y.argmax(1) + 1, drawn_x[:, 0])
@@ -164,11 +164,11 @@ def algorithm(**arguments: object) -> Algorithm:
         lambda visit: gradient,
         server_optimizer=optax.sgd(1.0),
         weighting="size",
-        side=averages.side_state(MODEL, **arguments),
+        side=mean_examples.side_state(MODEL, **arguments),
     )
 
 
-def kept(attend: list[list[int]], **arguments: object) -> list[Averages]:
+def kept(attend: list[list[int]], **arguments: object) -> list[MeanExamples]:
     """What the server keeps after each round of these slots; -1 is an empty one."""
     made = algorithm(**arguments)
 
@@ -234,15 +234,15 @@ def test_the_papers_server_averages_clients_rows_in_equal_chunks() -> None:
 
 def test_the_papers_server_draws_anew_in_every_round() -> None:
     """Of the same rows of the same clients."""
-    side = averages.side_state(MODEL, combining="paper", rows=2)
+    side = mean_examples.side_state(MODEL, combining="paper", rows=2)
     x, y = jnp.eye(10).reshape(5, 2, 10), jnp.ones((5, 2, NUM_CLASSES)) / NUM_CLASSES
     key = jax.random.key(0)
     sample = jnp.zeros((1, 10))
     start = side.init(Setup(MODEL.init(key, sample), 5, sample, key, jnp.ones(5, bool)))
     everyone, sizes = jnp.ones(5, bool), jnp.full(5, 4, jnp.int32)
-    sent = Stack(Averages(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
+    sent = Stack(MeanExamples(x, y, jnp.ones((5, 2), bool)), everyone, jnp.arange(5), sizes)
 
-    def after(kept: averages.Pool, _: None) -> tuple[averages.Pool, Array]:
+    def after(kept: mean_examples.Pool, _: None) -> tuple[mean_examples.Pool, Array]:
         kept = side.update(kept, sent, ())
         return kept, kept.averages.x
 
@@ -256,7 +256,7 @@ def test_the_papers_server_draws_anew_in_every_round() -> None:
 def test_painted_images_are_averaged_as_they_are_seen() -> None:
     stored, key = {"strokes": jnp.arange(6)[:, None]}, jax.random.key(0)
     painted = models.painted(MODEL, lambda x: x["strokes"].astype(jnp.float32) ** 2)
-    side = averages.side_state(painted, rows=1, chunk=6)
+    side = mean_examples.side_state(painted, rows=1, chunk=6)
     sample = jax.tree.map(lambda leaf: leaf[:1], stored)
     start = side.init(Setup(painted.init(key, sample), 1, sample, key, jnp.ones(1, bool)))
     zero = jnp.int32(0)

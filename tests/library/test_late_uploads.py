@@ -14,7 +14,7 @@ import federations as tiny
 import linear_networks as linear
 import slow
 from federations import assert_close, assert_equal, plain
-from fedjax_inv import devices, missing, rounds, tree
+from fedjax_inv import devices, late_uploads, rounds, tree
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.types import Algorithm, Array, Cohort, Slots, Visit
 
@@ -28,7 +28,7 @@ def weight(slots: Slots) -> Array:
 
 def algorithm(rule: str = "reuse", **arguments: Any) -> Algorithm:
     arguments = {"weighting": weight, **arguments}
-    return missing.with_rule(fedavg.fedavg(linear.MODEL, linear.work(), **arguments), rule)
+    return late_uploads.with_rule(fedavg.fedavg(linear.MODEL, linear.work(), **arguments), rule)
 
 
 @cache
@@ -98,7 +98,7 @@ def test_where_all_arrive_reuse_is_skip(name: str) -> None:
 
     @partial(jax.jit, static_argnums=0)
     def played(rule: str) -> Any:
-        made = missing.with_rule(tiny.build(name, config), rule)
+        made = late_uploads.with_rule(tiny.build(name, config), rule)
         key = jax.random.key(0)
         state = rounds.init(made, tiny.initial(config.model(), key), federation, key, history=3)
         return rounds.run(made, state, schedule, federation, axis=devices.chunked(2))
@@ -116,7 +116,7 @@ def test_reused_statistics_are_the_mean_of_the_clients_latest() -> None:
     everybody = Cohort(clients, np.ones_like(clients, bool), np.zeros_like(clients))
 
     def after(rule: str, num_rounds: int) -> Any:
-        made = missing.with_rule(fedavg.fedavg(model, tiny.full_batch(0.1)), rule)
+        made = late_uploads.with_rule(fedavg.fedavg(model, tiny.full_batch(0.1)), rule)
 
         @jax.jit
         def server() -> Any:

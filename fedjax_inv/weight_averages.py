@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import checks, wrapping
-from fedjax_inv.types import Algorithm, Array, Setup, Tree
+from fedjax_inv import checks, types, wrapping
+from fedjax_inv.types import Array, Tree
 
 
 class Server(NamedTuple):
@@ -47,23 +47,24 @@ def moved(average: Tree, new: Tree, share: Array) -> Tree:
 
 
 def averaged(
-    algorithm: Algorithm, *, decay: float | Array = 1.0, first: int | Array = 0
-) -> Algorithm:
+    algorithm: types.Algorithm, *, decay: float | Array = 1.0, first: int | Array = 0
+) -> types.Algorithm:
     """Return `algorithm`, serving with the average of the server's states after rounds.
 
     The server also keeps a copy of its state. A round that nobody attends does not count.
 
-        fit(lambda *parts, **settings: polyak.averaged(fedavg.fedavg(*parts, **settings)), ...)
+        def smooth(model, work):
+            return weight_averages.averaged(fedavg.fedavg(model, work))
 
     Args:
-      algorithm: any algorithm; `freezing.train_only` and `missing.with_rule` may go around it.
+      algorithm: any algorithm; `freezing.train_only` and `late_uploads.with_rule` may go around it.
       decay: how much the weight of a network shrinks each round, in [0, 1]; 1: the mean of all.
       first: the first round, from 0, whose result counts.
     """
     checks.real("decay", decay, 0, 1)
     inner = algorithm.after_round or (lambda server, round: server)
 
-    def init_server(setup: Setup) -> Server:
+    def init_server(setup: types.Setup) -> Server:
         server = algorithm.init_server(setup)
         return Server(server, server, jnp.zeros(()))
 
