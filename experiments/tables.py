@@ -13,8 +13,8 @@ import tabulate
 
 from fedjax_inv.data.federation import UNSEEN
 
-from . import comparison, selection
-from .comparison import Column
+from . import differences, selection
+from .differences import Column
 from .metrics import ACCURACY, Measure
 from .running import divergence, files
 from .running.records import Line, Result
@@ -23,7 +23,9 @@ from .selection import Chosen, choose, held_out_of
 
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
 
-_MARKS = (*(comparison.BOLD + comparison.ITALIC).replace("{}", ""),)
+# Characters that no text has stand around a bold or italic text until a form writes it.
+_BOLD, _ITALIC = "\ue000{}\ue001", "\ue002{}\ue003"
+_MARKS = (*(_BOLD + _ITALIC).replace("{}", ""),)
 _STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
 _WRITTEN = {
     "markdown": dict(zip(_MARKS, ("**", "**", "*", "*"), strict=True)),
@@ -35,6 +37,10 @@ _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
 Constant: TypeAlias = Mapping[str, tuple[float, Sequence[float]]]
 Constants: TypeAlias = Mapping[str, Constant]  # by held-out domain
 CONSTANT, ONE = "most frequent class", " (one class)"
+ABOUT_BEST = (
+    "Bold: the best mean of a column. Italics: the difference from it, seed by seed, has a 95% "
+    "interval that contains 0. Only methods with a number for each seed are compared."
+)
 ABOUT_ONE = (
     "One class: with each seed the accuracy is the part of a class in the test, as that of a "
     "network that always predicts this class."
@@ -243,8 +249,48 @@ def has_one(table: pd.DataFrame) -> bool:
 
 def _marked(column: Column) -> dict[str, str]:
     """Mean and standard deviation of each method, marked for the best; "" without a score."""
-    marks, form = comparison.best(column), known(text_of(column.measure))
-    return {label: marks.get(label, "{}").format(form(of)) for label, of in column.scores.items()}
+    pattern, form = marks(column), known(text_of(column.measure))
+    return {label: pattern.get(label, "{}").format(form(of)) for label, of in column.scores.items()}
+
+
+def marks(column: Column) -> dict[str, str]:
+    """How a column marks the best method and those close to it: method -> such as "{}"."""
+    found = differences.best(column)
+    return dict.fromkeys(found.best, _BOLD) | dict.fromkeys(found.close, _ITALIC)
+
+
+def differences_table(
+    found: pd.DataFrame, measure: Measure = ACCURACY, baseline: str = ""
+) -> list[Part]:
+    """The differences from the baseline, by default the first method, and how to read them.
+
+    found: by `differences.table`.
+    """
+    found = found[found["other"] == (baseline or found["other"].iloc[0])] if len(found) else found
+    if found.empty:
+        return []
+    style = "+z.1f" if measure.is_share else "+z.3g"
+
+    def cell(one: pd.Series) -> str:
+        mean, low, high = (f"{measure.factor * one[x]:{style}}" for x in ("mean", "low", "high"))
+        shown = "*" if one["p_holm"] < differences.LEVEL else ""
+        return f"{mean}{shown} [{low}, {high}], n={one['seeds']}"
+
+    cells = found.assign(text=found.apply(cell, axis=1))
+    table = cells.pivot_table("text", "method", "column", aggfunc="last", sort=False)
+    table = table[[*dict.fromkeys(found["column"])]]
+    left_out = found.groupby("method")["seeds_left_out"].max()
+    if left_out.any():
+        table["seeds left out"] = left_out.astype(str).where(left_out > 0, "")
+    table.insert(0, f"difference from {found['other'].iloc[0]}", table.index)
+    points = ", of shares in percentage points" if measure.is_share else ""
+    about = (
+        f"Differences from the method in the heading{points}, seed by seed: the mean over n seeds "
+        "and its 95% interval by Student's t. An asterisk: a paired t test with Holm's correction "
+        "for the methods of a column has p < 0.05; intervals are not corrected. A seed in which a "
+        "method has no number, such as a diverged run, is left out."
+    )
+    return [table, about]
 
 
 def _of_columns(
@@ -266,7 +312,7 @@ def main_table(
 
     The columns are each held-out domain, their mean and the worst one, then the mean selected round
     and the mean score at the last round, and how many runs diverged. What is best in a column of
-    scores is marked (`comparison.best`).
+    scores is marked (`marks`).
 
     rows: of `selected`.
     paper: algorithm -> its number in a paper.
@@ -514,11 +560,12 @@ def write(
         runs = [run for name, result in results if name == label for run in result.runs]
         counts[label] = divergence.count(runs)
     rows = selected(results, rule)
-    found = comparison.differences(scores(selected(results, rule, surviving=True), measure))
+    found = differences.table(scores(selected(results, rule, surviving=True), measure))
     write_differences(folder / "differences.csv", found)
     main = main_table(rows, paper, counts, measure, constants)
     parts: list[Part] = [main, ABOUT_ONE] if has_one(main) else [main]
-    parts += comparison.comparing(scores(rows, measure), found, measure)
+    parts += [ABOUT_BEST] if any(map(marks, scores(rows, measure))) else []
+    parts += differences_table(found, measure)
     if _num_settings(results) > 1:
         parts.append(rules_table(results))
     if len({one.label for one in ones}) > 1:

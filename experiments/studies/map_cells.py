@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import build, selection, tables
+from .. import build, differences, selection, tables
 from ..config import Config, defaults
+from ..differences import Difference
 from ..flags import PARTICIPATION
 from ..running import divergence
 from ..selection import Chosen
-from ..studies import study, verdicts
+from ..studies import study
 from ..studies.map_columns import LISTED as SHIFTS
 from ..studies.map_methods import FEDAVG
 from ..studies.study import RowResult
-from ..studies.verdicts import Verdict
 
 
 class Cell(NamedTuple):
@@ -44,12 +44,14 @@ class Cell(NamedTuple):
     is_constant: bool = False  # whether each seed's accuracy is that of always answering one class
 
 
-def _cell(result: RowResult, one: Chosen | None, rule: str, verdict: Verdict | None) -> Cell:
+def _cell(
+    result: RowResult, one: Chosen | None, rule: str, difference: Difference, p: float
+) -> Cell:
+    """A cell. difference: from FedAvg. p: its p-value, corrected."""
     oracle = selection.choose(result.row.series, result.only.result, "oracle")
     column, _, severity = result.row.x.partition("=")
     runs = one.runs if one else []
     lines = [run["selected"] for run in runs]
-    shown = verdict or Verdict(len(lines))
 
     def mean(value: Callable[[Any], float]) -> float:
         return float(np.mean([value(line) for line in lines])) if lines else np.nan
@@ -62,11 +64,11 @@ def _cell(result: RowResult, one: Chosen | None, rule: str, verdict: Verdict | N
         seeds=len(lines),
         test=mean(lambda line: 100 * line["test_score"]),
         tests=tuple(study.percents(lines)),
-        difference=100 * shown.mean,
-        low=100 * shown.low,
-        high=100 * shown.high,
-        p=shown.p,
-        word=shown.word,
+        difference=100 * difference.mean,
+        low=100 * difference.low,
+        high=100 * difference.high,
+        p=p,
+        word=differences.word(difference, p),
         oracle=float(np.mean(study.percents(oracle.selected))) if oracle else np.nan,
         training_domains=mean(lambda line: 100 * line["validation_score"]),
         worst_domain=mean(lambda line: 100 * line["worst_score"]),
@@ -120,10 +122,14 @@ def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
     }
     scores = {at: _scores(one.runs if one else []) for at, one in chosen.items()}
     fedavg = {r.row.x: _scores(r.only.runs) for r in results if r.row.series == FEDAVG}
-    others = {at: of for at, of in scores.items() if rule or at[0] != FEDAVG}
-    found = verdicts.compared(others, {at: fedavg.get(at[1], {}) for at in others})
+    found = {
+        at: differences.paired(of, fedavg.get(at[1], {}) if rule or at[0] != FEDAVG else {})
+        for at, of in scores.items()
+    }
+    corrected = differences.holm([difference.p for difference in found.values()])
+    p_values = dict(zip(found, corrected, strict=True))
     cells = [
-        _cell(result, chosen[at], rule or result.config.select, found.get(at))
+        _cell(result, chosen[at], rule or result.config.select, found[at], p_values[at])
         for at, result in zip(places, results, strict=True)
     ]
     return cells if rule else [*cells, *_constants(results, cells)]

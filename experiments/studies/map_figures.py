@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from .. import differences
 from .. import figures as drawing
-from ..studies import drawings, verdicts
+from ..studies import drawings
 from ..studies.map_cells import Cell, heading, place_of
 from ..studies.map_columns import LISTED as SHIFTS
 from ..studies.map_methods import FEDAVG
@@ -23,7 +24,7 @@ RULES = {
     "last_if_agreed": "last, if domains agreed",
     "oracle": "oracle: LOOKS AT THE TEST",
 }
-_MARKS = {verdicts.BETTER: "▲", verdicts.WORSE: "▼"}
+_MARKS = {differences.BETTER: "▲", differences.WORSE: "▼"}
 
 
 def heat_map(path: Path, data: str, cells: Sequence[Cell]) -> str:

@@ -11,10 +11,10 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import build, config, factories, report, tables
+from .. import build, config, differences, factories, report, tables
 from ..errors import check_known, flag_error
 from ..running import files
-from ..studies import map_figures, map_methods, study, verdicts
+from ..studies import map_figures, map_methods, study
 from ..studies.map_cells import Cell, cells_of, heading, place_of
 from ..studies.map_columns import LISTED as SHIFTS
 from ..studies.map_columns import Shift
@@ -143,7 +143,7 @@ def _text(cell: Cell) -> str:
     if np.isnan(cell.test):
         return "diverged"
     text = tables.spread(cell.tests)
-    if cell.word in (verdicts.BETTER, verdicts.WORSE):
+    if cell.word in (differences.BETTER, differences.WORSE):
         text += f", {cell.word}"
     return text + tables.ONE * cell.is_constant
 
@@ -164,8 +164,8 @@ def _agreement(cells: Sequence[Cell], path: Path) -> str:
     pairs = pd.DataFrame(cells).merge(read_cells(path), on=key, suffixes=("_one", "_two"))
     words = pairs[["word_one", "word_two"]].replace("", None).dropna()  # without one, no test
     same = words["word_one"] == words["word_two"]
-    with_word = (words != verdicts.NONE).any(axis=1)
-    contrary = sum({*pair} == {verdicts.BETTER, verdicts.WORSE} for pair in words.to_numpy())
+    with_word = (words != differences.NONE).any(axis=1)
+    contrary = sum({*pair} == {differences.BETTER, differences.WORSE} for pair in words.to_numpy())
     return (
         f"Beside another map: {same.sum()} of {len(words)} cells have the same word. Of the "
         f"{with_word.sum()} cells that are better or worse in one of them, {same[with_word].sum()} "

@@ -20,9 +20,9 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from .. import comparison, config, grid, machine, report, selection, tables
-from ..comparison import Column, Scores
+from .. import config, differences, grid, machine, report, selection, tables
 from ..config import Config
+from ..differences import Column, Scores
 from ..errors import check_known
 from ..flags import PARTICIPATION, PARTITION
 from ..running import divergence, files, launch, log, records
@@ -249,7 +249,7 @@ def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
-    marks = {column.heading: comparison.best(column) for column in scores_of(study, results)}
+    marks = {column.heading: tables.marks(column) for column in scores_of(study, results)}
     lines = [line(paper, study, data, result) for result in results]
     ones = {
         (result.row.label, column.heading)
@@ -363,10 +363,11 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     path: the folder and the beginning of the files' names.
     """
     columns = scores_of(study, rows)
-    found = comparison.differences(columns)
+    found = differences.table(columns)
     main = table(paper, study, data, rows)
     shown: list[Part] = [main, tables.ABOUT_ONE] if tables.has_one(main) else [main]
-    parts: list[Part] = [*comparison.comparing(columns, found)]
+    parts: list[Part] = [tables.ABOUT_BEST] if any(map(tables.marks, columns)) else []
+    parts += tables.differences_table(found)
     cells = cells_of(rows)
     chosen = [selection.choose(cell.label, cell.result, cell.rule) for cell in cells]
     winners = [one for one in chosen if one]

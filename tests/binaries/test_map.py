@@ -1,4 +1,4 @@
-"""The map: words for differences, equal terms for methods, its files, and rows added later."""
+"""The map: equal terms for methods, its files, and rows added later."""
 
 import csv
 import shutil
@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from scipy import stats
 
 from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
-from fedjax_inv_experiments import assemble, config, grid
+from fedjax_inv_experiments import assemble, config, differences, grid
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.running import cell as trained
@@ -28,7 +27,6 @@ from fedjax_inv_experiments.studies import (
     map_methods,
     map_table,
     study,
-    verdicts,
 )
 from fedjax_inv_experiments.studies.map_cells import Cell
 from runs import parsed
@@ -41,59 +39,6 @@ STUDY = map_table.MAP.studies["map"]
 def options(folder: Path, *words: str) -> study.Options:
     with parsed(f"--run_dir={folder}", *words):
         return study.options(map_table.MAP, map_binary.own())
-
-
-# words
-
-
-def test_p_values_are_those_of_the_paired_t_test() -> None:
-    one, two = RNG.normal(size=(2, 5))
-    assert verdicts.p_value(one - two) == pytest.approx(stats.ttest_rel(one, two).pvalue)
-    # Equal differences are no evidence.
-    assert verdicts.p_value([0.0, 0.0, 0.0]) == 1
-    assert np.isnan(verdicts.p_value([0.5, 0.5]))
-    # One of 360 images in each of three seeds, as float32 has the shares.
-    right = np.array([[217, 222, 233], [216, 221, 232]])
-    one, two = (right / 360).astype(np.float32).astype(float)
-    assert len({*(one - two)}) > 1
-    assert np.isnan(verdicts.p_value(one - two))
-
-
-def test_corrected_p_values_reject_what_holms_procedure_rejects() -> None:
-    for level in (0.01, 0.05, 0.3):
-        for _ in range(20):
-            values = RNG.uniform(size=7) ** 4
-            rejected = set()
-            for rank, index in enumerate(np.argsort(values)):  # the procedure, step by step
-                if values[index] > level / (len(values) - rank):
-                    break
-                rejected.add(index)
-            corrected = verdicts.holm(values)
-            assert {i for i, p in enumerate(corrected) if p <= level} == rejected
-            assert all(p <= q <= 1 for p, q in zip(values, corrected, strict=True))
-    found = verdicts.holm([0.03, NAN, 0.01])  # NaN does not count
-    assert found == pytest.approx([0.03, NAN, 0.02], nan_ok=True)
-
-
-def test_a_word_needs_a_clear_difference() -> None:
-    reference = dict(enumerate([0.5, 0.6, 0.7, 0.4]))
-    scores = {
-        "up": {seed: of + 0.1 + 0.001 * seed for seed, of in reference.items()},
-        "down": {seed: of - 0.1 - 0.0005 * seed for seed, of in reference.items()},
-        "noise": {0: 0.9, 1: 0.2, 2: 0.8, 3: 0.3},
-        "one": {0: 0.9},
-        "none": {},
-    }
-    found = verdicts.compared(scores, dict.fromkeys(scores, reference))
-    words = {name: verdict.word for name, verdict in found.items()}
-    none = verdicts.NONE
-    assert words == {"up": "better", "down": "worse", "noise": none, "one": "", "none": ""}
-    up = found["up"]
-    expected = stats.ttest_1samp([0.1, 0.101, 0.102, 0.103], 0)
-    assert (up.seeds, up.mean) == (4, pytest.approx(0.1015))
-    assert (up.low, up.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
-    assert up.p == pytest.approx(2 * expected.pvalue)  # the second smallest of three
-    assert found["one"][:3] == (1, pytest.approx(0.4), pytest.approx(NAN, nan_ok=True))
 
 
 # equal terms
@@ -230,7 +175,7 @@ def test_a_small_map_to_which_a_row_is_added(
     assert constant["method"] == "most frequent class"
     assert 5 < float(constant["test"]) < 20
     assert {first["shift"], second["shift"]} == {"labels"}
-    assert (first["word"], second["word"]) == ("", verdicts.NONE)
+    assert (first["word"], second["word"]) == ("", differences.NONE)
     of_seeds = [np.array(each["tests"].split(), float) for each in (first, second)]
     difference = of_seeds[1] - of_seeds[0]
     assert float(second["difference"]) == pytest.approx(difference.mean(), abs=1e-3)
@@ -293,7 +238,7 @@ def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_pat
         cell("scaffold", "labels", 10, (60, 62), "better"),
         cell("fedprox", "labels", 10, (30, 32), "worse"),
         cell("fedavg", "noise", 0.8, (49, 51), ""),
-        cell("scaffold", "noise", 0.8, (), verdicts.NONE),
+        cell("scaffold", "noise", 0.8, (), differences.NONE),
     ]
     map_figures.heat_map(tmp_path / "map.png", "digits", shown)
     axis = drawn[0].axes[0]

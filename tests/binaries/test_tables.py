@@ -1,4 +1,4 @@
-"""Comparisons of methods: differences by seed, what is bold, and the files of a sweep or study."""
+"""Tables: what is bold, what differs, and the files of a sweep or study."""
 
 import math
 import re
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments import comparison, config, report, selection, tables
-from fedjax_inv_experiments.comparison import Column
+from fedjax_inv_experiments import config, differences, report, selection, tables
 from fedjax_inv_experiments.metrics import Measure
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.selection import RULES
@@ -20,55 +18,6 @@ from fedjax_inv_experiments.studies import fl_games, study
 from runs import line
 
 NAN = math.nan
-RNG = np.random.default_rng(0)
-
-
-def numbered(values: np.ndarray) -> dict[int, float]:
-    return dict(enumerate(map(float, values)))
-
-
-@pytest.mark.parametrize("count", [2, 3, 10])
-def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
-    first, second, third = RNG.normal(size=(3, count))
-    scores = {"a": numbered(first), "b": numbered(second), "c": numbered(third)}
-    # Seeds with which one method has a score, and the other has none.
-    scores["b"] |= {97: NAN}
-    scores["a"] |= {97: 0.5}
-    scores["c"] |= {97: NAN}
-    found = comparison.differences([Column("test", pd.DataFrame(scores))])
-    pairs = ((second, first), (third, first), (third, second))
-    assert [*zip(found.method, found.other, strict=True)] == [("b", "a"), ("c", "a"), ("c", "b")]
-    for one, (left, right) in zip(found.itertuples(), pairs, strict=True):
-        expected = stats.ttest_rel(left, right).confidence_interval(0.95)
-        assert (one.column, one.seeds) == ("test", count)
-        assert one.seeds_left_out == 1
-        assert one.mean == pytest.approx((left - right).mean())
-        assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
-
-
-@pytest.mark.parametrize(
-    ("scores", "first", "as_good"),
-    [
-        ({"a": [0.5]}, "", ""),
-        ({"a": [0.5], "b": [0.5], "c": [0.4]}, "ab", ""),
-        # The seeds differ much, but within each the second one is better by about the same.
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.61, 1.0]}, "b", ""),
-        # By exactly the same in all seeds: the interval has no width, and says nothing.
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.5, 0.91], "c": [-0.3, 0.1, 0.5]}, "b", "a"),
-        ({"a": [0.1, 0.5, 0.9], "b": [0.2, 0.6, 1.0]}, "b", "a"),
-        ({"a": [0.1, 0.2], "b": [0.9, NAN]}, "", ""),  # nothing to be compared with
-        ({"a": [0.1, 0.2], "b": [0.9, NAN], "c": [0.0, 0.101]}, "a", ""),
-    ],
-)
-def test_the_best_and_those_as_good(
-    scores: dict[str, list[float]], first: str, as_good: str
-) -> None:
-    column = Column("test", pd.DataFrame(scores))
-    expected = dict.fromkeys(first, comparison.BOLD) | dict.fromkeys(as_good, comparison.ITALIC)
-    assert comparison.best(column) == expected
-    errors = Column("test", -column.scores, Measure("error", higher_is_better=False))
-    assert comparison.best(errors) == expected
-
 
 # Method -> learning rate -> the accuracies of the seeds, NaN where a run diverged.
 Grid = Mapping[str, Mapping[float, list[float]]]
@@ -154,11 +103,11 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
         ["fedipg", "**70.0 ± 9.0**", "10.0 ± 0.0", "**70.0 ± 9.0**", "1 of 6"],
         ["moon", "diverged", "", "", "1 of 3"],
     ]
-    assert comparison.BEST in text
+    assert tables.ABOUT_BEST in text
     assert [rules[0][at] for at in (1, -1)] == ["validation", "number of settings"]
     assert [row[1] for row in rules[1:]] == [row[1] for row in test[1:]]
     low, high = stats.ttest_rel([71, 80, 89], [50, 60, 70]).confidence_interval(0.95)
-    of_fedipg = f"+20.0 [{low:+.1f}, {high:+.1f}], n=3"
+    of_fedipg = f"+20.0* [{low:+.1f}, {high:+.1f}], n=3"
     low, high = stats.ttest_rel([30, 20], [60, 70]).confidence_interval(0.95)
     of_moon = f"-40.0 [{low:+.1f}, {high:+.1f}], n=2"
     headings = ["45_%", "worst domain", "at the last round", "seeds left out"]
@@ -172,6 +121,7 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     assert written.startswith("# 100% of $x$\n\n")
     assert rows_of(written)[:4] == [test, differ, rules, winner]
     found = pd.read_csv(folder / "differences.csv")
+    assert found.query("method == 'fedipg'")["p_holm"].max() < 0.05
     pairs = [*zip(found["method"], found["other"], strict=True)]
     assert pairs[::3] == [("fedipg", "fed_avg|x"), ("moon", "fed_avg|x"), ("moon", "fedipg")]
     assert found["mean"][0] == pytest.approx(0.2)
@@ -313,7 +263,7 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     rows.append(
         study.RowResult(study.Row("moon", ()), chosen, [study.CellResult("45_%", [], [], moon)])
     )
-    found = comparison.differences(study.scores_of(paper.studies["methods"], rows))
+    found = differences.table(study.scores_of(paper.studies["methods"], rows))
     of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
     assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
     assert study.scores_of(paper.studies["classes"], rows) == []
