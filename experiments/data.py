@@ -33,6 +33,7 @@ _ROLES = {
     "test": "test_column",
     "group": "group_column",
     "split": "split_column",
+    "image": "image_column",
     "ignored": "ignored_columns",
     "task": "task",
 }

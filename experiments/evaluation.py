@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay, confusion_matrix
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 
 from . import data as data_flags
 from . import export, figures, finished, metrics, predictions, tables
@@ -198,7 +199,7 @@ def _predictions_path(options: Options, runs: Runs) -> Path:
         raise flag_error("predictions", options.predictions, "must end in .csv")
     check_place("predictions", path)
     for dataset in filter(None, (runs.config.dataset, options.dataset)):
-        if path.resolve() == Path(dataset).expanduser().resolve():
+        if path.resolve() == sources.path_of(dataset).resolve():
             text = f"must be another file than --dataset={dataset}"
             raise flag_error("predictions", options.predictions, text)
     return path

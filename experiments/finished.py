@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 from fedjax_inv.inputs import Run
 from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
@@ -215,9 +216,10 @@ def _alone(chosen: Config, data_dir: str, place: str) -> Config:
 
     place: the working directory of the training, where the data lie if they are not in this one.
     """
-    data = Path(chosen.dataset).expanduser()
+    data = sources.path_of(chosen.dataset)
     if not data.exists() and Path(place, data).exists():
-        chosen = config.changed(chosen, dataset=str(Path(place, data)))
+        before = sources.TWEETS if chosen.dataset.startswith(sources.TWEETS) else ""
+        chosen = config.changed(chosen, dataset=f"{before}{Path(place, data)}")
     one: dict[str, Any] = {"devices": "1", "num_processes": 1, "process_id": 0}
     one |= {"distributed": False, "coordinator_address": ""}
     one["hold"] = "stream" if chosen.hold == "stream" else "auto"

@@ -144,9 +144,9 @@ flags.DEFINE_string(
     "dataset",
     "digits",
     "digits, moved_digits (nine copies of each, moved by a pixel), dsprites, a TFDS name, or the "
-    "path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of Sentiment140 (.csv), of "
-    "a table (.csv or .parquet) of features or of paths of images, or of a folder of x.npy, y.npy "
-    "and others.",
+    "path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of a table (.csv or "
+    ".parquet) of features or of paths of images, or of a folder of x.npy, y.npy and others; or "
+    "sentiment140: and the path of its .csv.",
 )
 _define_list("target_column", ["target"], "The columns of a table's targets.")
 flags.DEFINE_string("domain_column", "domain", "The column of a table's domains, if there are any.")
@@ -158,7 +158,13 @@ flags.DEFINE_string(
 flags.DEFINE_string(
     "split_column",
     "",
-    "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column.",
+    "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column. Default: "
+    "a column called split, if there is one.",
+)
+flags.DEFINE_string(
+    "image_column",
+    "img_filename",
+    "That of paths of images, which are then the examples; columns without a flag are not read.",
 )
 _define_list("ignored_columns", [], "Other columns of a table that are not features.")
 flags.DEFINE_enum(

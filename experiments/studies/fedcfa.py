@@ -5,9 +5,10 @@ fedjax-inv paper fedcfa --study=methods --data=fashion_mnist
 Studies: methods (Tables 1 to 3 and I to III, and Fig. 5, on one partition), partitions (the columns
 of those tables for FedAvg, FedMix and FedCFA), ablation (Table 4), hooks (Table 5), correlation
 (Table IV), loss_grid (Fig. 6), factors (Fig. III), simpson (Fig. 4). Any flag of `train` applies
-to all rows: --alpha=0.2 --run_dir=ELSEWHERE is another partition. Table II is --data=femnist or
-sent140 with --dataset=PATH; Tiny-ImageNet is --data=cifar10_resnet with the PATH of an .npz of it.
-Fig. I is partition.png in the folder of each row.
+to all rows: --alpha=0.2 --run_dir=ELSEWHERE is another partition. Table II is --data=femnist with
+--dataset=PATH, or --data=sent140 with --dataset=sentiment140:PATH; Tiny-ImageNet is
+--data=cifar10_resnet with the PATH of an .npz of it. Fig. I is partition.png in the folder of each
+row.
 """
 
 from collections.abc import Callable, Sequence

@@ -217,7 +217,8 @@ def split(
         `environments.colored`, it must be another one than theirs: both begin with a permutation
         of the examples, and "iid" would deal each domain to a client of its own.
       validation: the part of each client's n examples that is held out for validation: at least one
-        example if n >= 2, and never all. Of a data set with `valid` these are held out instead.
+        example if n >= 2, and never all. Of a data set with examples that are `valid` these are
+        held out instead.
       test_fraction: the part of the examples for the test, where it is drawn at random.
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
@@ -255,15 +256,18 @@ def split(
         parts, apart = _drawn_apart(parts, held_out_clients, rng)
         unseen["unseen_clients"] = np.concatenate(apart)
     train, valid, domain = [], [], []
+    own_valid = dataset.valid if dataset.valid is not None and dataset.valid.any() else None
     for part in parts:
         mine = rng.permutation(part)
         is_valid = np.arange(len(mine)) < validation_size(len(mine), validation)
-        if dataset.valid is not None:
-            is_valid = dataset.valid[mine]
+        if own_valid is not None:
+            is_valid = own_valid[mine]
         valid.append(_with_copies(mine[is_valid], whole, rng))
         train.append(_with_copies(mine[~is_valid], whole, rng))
         domains = np.unique(dataset.domain[mine])
         domain.append(domains[0] if len(domains) == 1 else -1)
+    if not any(map(len, train)):
+        raise UsageError("dataset.valid", ..., "leaves no client an example to train on")
     # The order of the test does not depend on the seed, and so neither do its first examples.
     of_test = np.random.default_rng(0)
     tested, *others = (

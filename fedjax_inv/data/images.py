@@ -4,12 +4,14 @@ import hashlib
 import io
 import logging
 import os
+import platform
+import re
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,8 +20,9 @@ from fedjax_inv.checks import UsageError
 
 # For other formats, such as EPS, Pillow starts another program.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-# Pillow's modes of more than 8 bits, which a conversion would clip.
-_DEEP_MODES = {"I", "F", "I;16", "I;16L", "I;16B", "I;16N"}
+# The name of a file of them, or a path.
+NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|gif|tiff?)", re.IGNORECASE)
+_TIFF_BITS = 258  # the tag BitsPerSample
 _IN_MEMORY = 2**28  # bytes; more are mapped from a file
 _BATCH = 1000  # images that threads decode before they are written
 _LOG = logging.getLogger("fedjax_inv")
@@ -30,8 +33,8 @@ def decoded(files: Sequence[Path], image_size: int | None) -> np.ndarray:
 
     Images are turned and converted as by `image_of`. They have one size, unless they are resized to
     `image_size` pixels a side. More than 256 MB are written to `$XDG_CACHE_HOME/fedjax_inv/images`,
-    by default in ~/.cache, and mapped into memory. The file counts as long as the names, sizes and
-    times of the images are the same, and may be deleted.
+    by default in ~/.cache, and mapped into memory. The file counts as long as it is whole and the
+    names, sizes and times of the images are the same, and may be deleted.
 
     Raises:
       UsageError: names the first file that is no such image, or says that the disk is full.
@@ -42,39 +45,63 @@ def decoded(files: Sequence[Path], image_size: int | None) -> np.ndarray:
             found = os.stat(file)
         except OSError:
             raise UsageError(str(file), ..., "must be an image, there is no such file") from None
-        sha.update(repr((os.path.abspath(file), found.st_size, found.st_mtime_ns)).encode())
+        # The last is the time of any change, which programs do not set.
+        times = found.st_mtime_ns, found.st_ctime_ns
+        sha.update(repr((os.path.abspath(file), found.st_size, times)).encode())
     height, width, channels = image_of(files[0]).shape
     if image_size is not None:
         height = width = image_size
-    num_bytes = 3 * len(files) * height * width
-    out: BinaryIO
-    if num_bytes <= _IN_MEMORY:
-        out = io.BytesIO()
+    pixels = len(files) * height * width
+
+    def decode(out: BinaryIO) -> None:
         _decode(files, (width, height), image_size is not None, channels, out)
+
+    if 3 * pixels <= _IN_MEMORY:
+        out = io.BytesIO()
+        decode(out)
         flat = np.frombuffer(out.getbuffer(), np.uint8)
     else:
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         folder = Path(cache).expanduser() / "fedjax_inv" / "images"
-        path = folder / f"{sha.hexdigest()[:32]}.uint8"
-        if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-            text = (
-                f"{len(files):,} images of {width}x{height} pixels take {num_bytes / 1e9:,.1f} GB"
-            )
-            if num_bytes > free:
-                text += f", must be fewer or smaller, as {folder} has {free / 1e9:,.1f} GB left; "
-                raise UsageError(f"{text}$XDG_CACHE_HOME names another folder")
-            _LOG.warning("%s in %s, where they are decoded once", text, folder)
-            part = path.with_suffix(f".{os.getpid()}")
-            try:
-                with part.open("wb") as out:
-                    _decode(files, (width, height), image_size is not None, channels, out)
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
-        flat = np.memmap(path, np.uint8, "r")
+        flat = np.memmap(_cached(folder, sha.hexdigest()[:32], pixels, decode), np.uint8, "r")
     return flat.reshape(len(files), height, width, -1)
+
+
+def _cached(folder: Path, digest: str, pixels: int, decode: Callable[[BinaryIO], None]) -> Path:
+    """Return the file of decoded images, which is made unless it is there and whole.
+
+    Its name tells its channels, and so its length.
+    """
+    of_length = {count * pixels: folder / f"{digest}.{count}.uint8" for count in (1, 3)}
+    for length, path in of_length.items():
+        if path.is_file() and path.stat().st_size == length:
+            return path
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder)
+    free, most = shutil.disk_usage(folder).free, 3 * pixels
+    text = f"images of {pixels:,} pixels take {most / 1e9:,.1f} GB"
+    if most > free:
+        text += f", must be fewer or smaller, as {folder} has {free / 1e9:,.1f} GB left; "
+        raise UsageError(f"{text}$XDG_CACHE_HOME names another folder")
+    _LOG.warning("%s in %s, where they are decoded once", text, folder)
+    part = folder / f"{digest}.{platform.node()}.{os.getpid()}.part"
+    try:
+        with part.open("wb") as out:
+            decode(out)
+        return part.replace(of_length[part.stat().st_size])
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the parts that processes of this machine left when they were killed."""
+    for part in folder.glob(f"*.{platform.node()}.*.part"):
+        try:
+            os.kill(int(part.stem.rpartition(".")[2]), 0)  # asks whether there is such a process
+        except ProcessLookupError:
+            part.unlink(missing_ok=True)
+        except PermissionError:  # it is somebody else's
+            pass
 
 
 def _decode(
@@ -98,6 +125,7 @@ def _decode(
             for found in pool.map(pixels, files[first : first + _BATCH]):
                 if found.shape[-1] > channels:
                     out.seek(0)
+                    out.truncate()
                     return _decode(files, size, resizes, 3, out)
                 out.write(found.tobytes())
     return None
@@ -129,8 +157,8 @@ def _image_of(file: Path, size: tuple[int, int] | None, mode: str | None) -> np.
 
     try:
         with Image.open(checks.regular(file), formats=_FORMATS) as opened:
-            if opened.mode in _DEEP_MODES:
-                raise ValueError(f"has more than 8 bits a channel, its mode is {opened.mode}")
+            if (bits := _bits(opened)) > 8:
+                raise ValueError(f"has {bits} bits a channel, must have at most 8")
             turned = ImageOps.exif_transpose(opened)
             mode = mode or ("L" if opened.mode in ("1", "L") else "RGB")
             image = turned.convert(mode)
@@ -140,3 +168,11 @@ def _image_of(file: Path, size: tuple[int, int] | None, mode: str | None) -> np.
         raise UsageError(str(file), ..., text) from None
     pixels = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def _bits(opened: Any) -> int:
+    """Return the bits of a channel in an opened file, of which Pillow may read 8 alone."""
+    if opened.format == "PNG":
+        with open(opened.filename, "rb") as file:
+            return file.read(25)[24]  # of the header IHDR
+    return max(opened.tag_v2.get(_TIFF_BITS, (8,))) if opened.format == "TIFF" else 8

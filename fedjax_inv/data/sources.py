@@ -1,6 +1,5 @@
 """Sources of data sets: scikit-learn's digits, TFDS, local files and folders."""
 
-import csv
 import difflib
 import functools
 import importlib.util
@@ -22,6 +21,7 @@ from fedjax_inv.data.dataset import Dataset, for_texts, holds_finite, suspicions
 
 # Optional packages are imported where they are used: the core works without them.
 
+TWEETS = "sentiment140:"  # before the path of a file of tweets
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
@@ -59,11 +59,12 @@ def load(
           mapped into memory: see `of_arrays`;
         - the path of a table, a `.csv` or `.parquet` file, of features or of paths of images: see
           `tables.table`;
-        - the path of a `.csv` file of Sentiment140, with users: see `text.sentiment140`. Its first
-          line has six fields, and starts with a whole number or ends with user and text;
+        - "sentiment140:" and the path of a `.csv` file of Sentiment140, with users: see
+          `text.sentiment140`;
         - the path of LEAF's FEMNIST, with users: a `.json` file, or a folder of them, in which
           folders train and test are the splits;
-        - the path of a folder of images `domain/class/file`, as in PACS and VLCS.
+        - the path of a folder of images `domain/class/file`, as in PACS and VLCS. Other files are
+          passed over, with a warning that counts them.
       data_dir: the folder of TFDS; by default $TFDS_DATA_DIR, else ~/tensorflow_datasets.
       image_size: the height and width in pixels to which images of files are resized.
       num_images: how many images of "dsprites" are rendered; by default 20,000.
@@ -83,7 +84,7 @@ def load(
     length = text.TEXT_LENGTH if text_length is None else text_length
     checks.integer("vocabulary", vocabulary, len(text.SPECIAL) + 1)
     tfds_dir = _tfds_dir(data_dir)
-    path = Path(name).expanduser()
+    path = path_of(name)
     try:
         # Names go before paths: a folder "mnist" in the working directory must not hide the data.
         if name in NEEDS_NO_FILE:
@@ -95,8 +96,10 @@ def load(
                 return _npy(path)
             of_leaf = leaf.files(path)
             return leaf.femnist(of_leaf) if of_leaf else _image_folder(path, image_size)
+        if name.startswith(TWEETS):
+            return text.sentiment140(checks.regular(path), vocabulary, length)
         if os.path.isfile(path) and path.suffix in FILES:
-            return _file(path, image_size, vocabulary, length, roles, like)
+            return _file(path, image_size, roles, like)
         raise ValueError(_not_found(name, tfds_dir))
     except UsageError:
         raise
@@ -104,6 +107,11 @@ def load(
         raise ImportError(f"{name=}: {error}: pip install 'fedjax_inv[experiments]'") from error
     except _UNFIT as error:
         raise UsageError("name", name, checks.one_line(error)) from None
+
+
+def path_of(name: str) -> Path:
+    """Return the path in the name of a data set; its other names give paths where nothing is."""
+    return Path(name.removeprefix(TWEETS)).expanduser()
 
 
 def _made(name: str, num_images: int | None) -> Dataset:
@@ -145,33 +153,15 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Sequence[str], test: np.n
 
 
 def _file(
-    path: Path,
-    image_size: int | None,
-    vocabulary: int,
-    length: int,
-    roles: tables.Roles | None,
-    like: Dataset | None,
+    path: Path, image_size: int | None, roles: tables.Roles | None, like: Dataset | None
 ) -> Dataset:
     if path.suffix == ".npz":
         archive: Any = np.load(path)
         with archive:
-            return of_arrays(str(path), {key: archive[key] for key in _known(archive)})
+            return of_arrays(str(path), {key: archive[key] for key in _known(path, archive)})
     if path.suffix == ".json":
         return leaf.femnist(leaf.files(path))
-    if path.suffix == ".csv" and _is_sentiment140(path):
-        return text.sentiment140(path, vocabulary, length)
     return tables.table(path, roles, image_size=image_size, like=like)
-
-
-def _is_sentiment140(path: Path) -> bool:
-    """Return whether a .csv file is Sentiment140 and no table, by its first line."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        try:
-            first = next(csv.reader(file), [])
-        except csv.Error:
-            return False
-    is_headed = tuple(first[-2:]) == text.COLUMNS[-2:]
-    return len(first) == len(text.COLUMNS) and (first[0].isdecimal() or is_headed)
 
 
 # TFDS
@@ -216,8 +206,8 @@ def _not_found(name: str, tfds_dir: Path) -> str:
     near = difflib.get_close_matches(base, [*NEEDS_NO_FILE, *names]) or ["digits", "mnist"]
     return (
         f"must be a data set, did you mean {', '.join(near)}? Or the path of an .npz file, of a "
-        "table (.csv, .parquet), of a folder domain/class/image or of x.npy and y.npy, of "
-        "Sentiment140's .csv or of LEAF's .json"
+        "table (.csv, .parquet), of a folder domain/class/image or of x.npy and y.npy, or of "
+        "LEAF's .json; or sentiment140: and the path of its .csv"
     )
 
 
@@ -274,7 +264,7 @@ def _check_features(path: Path) -> None:
 def _npy(folder: Path) -> Dataset:
     paths = {path.stem: path for path in sorted(folder.glob("*.npy"))}
     arrays = {}
-    for key in _known(paths):
+    for key in _known(folder, paths):
         try:
             arrays[key] = np.load(checks.regular(paths[key]), mmap_mode="r" if key == "x" else None)
         except _UNFIT as error:
@@ -282,13 +272,19 @@ def _npy(folder: Path) -> Dataset:
     return of_arrays(str(folder), arrays)
 
 
-def _known(keys: Collection[str]) -> list[str]:
-    """Return the keys that are read; ValueError for another one that is nearly one of these."""
-    for key in {*keys} - {*_KEYS}:
+def _known(path: Path, keys: Collection[str]) -> list[str]:
+    """Return the keys that are read, and warn of others.
+
+    Raises ValueError for another one that is nearly one of these.
+    """
+    others = sorted({*keys} - {*_KEYS})
+    for key in others:
         near = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.7)
         if near and near[0] not in keys:
             text = f"has an array {key!r}, must be {near[0]!r} to be read, or another name"
             raise ValueError(text)
+    if others:
+        warnings.warn(f"{path}: arrays that are not read: {', '.join(others)}", stacklevel=4)
     return [key for key in _KEYS if key in keys]
 
 
@@ -300,18 +296,19 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
       arrays: x and y, and domain, client and test, if there are any. x: [M, ...]; uint8 with three
         axes or more are images [M, height, width] or [M, height, width, channels], which networks
         see in [0, 1]; other numbers become float32. y: classes, [M] integers, which become 0..K-1
-        in increasing order; labels, [M, K] bool; or values, [M] or [M, K] floating. domain and
-        client and group: [M] integers or strings; no random split separates a group.
-        test and valid: [M] bool, the splits.
+        in increasing order, or strings [M], their names; labels, [M, K] bool; or values, [M] or
+        [M, K] floating. domain and client and group: [M] integers or strings; no random split
+        separates a group. test and valid: [M] bool, the splits; if no example is `valid`, a part
+        is drawn.
     """
     lacking = [key for key in ("x", "y") if key not in arrays]
     if lacking:
         raise ValueError(f"must hold arrays x [M, ...] and y [M], it has no {lacking[0]}")
     x, y = arrays["x"], arrays["y"]
-    of_y = {"b": ("b", (2,)), "f": ("f", (1, 2))}.get(y.dtype.kind, ("iu", (1,)))
+    of_y = {"b": ("b", (2,)), "f": ("f", (1, 2))}.get(y.dtype.kind, ("iuU", (1,)))
     named = ("iuU", (1,), "integers or strings [M]")
     allowed = {
-        "y": (*of_y, "integers [M] (classes), bool [M, K] (labels) or floating (values)"),
+        "y": (*of_y, "integers or strings [M] (classes), bool [M, K] (labels), floating (values)"),
         "x": ("biuf", range(2, 99), "numbers [M, ...]"),
         "domain": named,
         "client": named,
@@ -337,7 +334,14 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     domain, domains = _numbered(arrays.get("domain", np.full(len(y), "all")))
     user = _numbered(arrays["client"])[0] if "client" in arrays else None
     group = _numbered(arrays["group"])[0] if "group" in arrays else None
-    test = arrays.get("test", np.zeros(len(y), bool))
+    none = np.zeros(len(y), bool)
+    test, valid = arrays.get("test", none), arrays.get("valid", none)
+    if (test & valid).any() or (test | valid).all():
+        text = "must leave an example to train on, and have none in common"
+        raise ValueError(f"test and valid {text}")
+    if "test" in arrays and not test.any():
+        text = "test is false everywhere: the data have no test split"
+        warnings.warn(f"{name}: {text}", stacklevel=3)
     more: dict[str, Any] = {"user": user, "original": group, "valid": arrays.get("valid")}
     return Dataset(x, y, classes, domain, domains, test, **more)
 
@@ -363,8 +367,8 @@ def _float32(name: str, key: str, array: np.ndarray) -> np.ndarray:
 
 def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the targets as `Dataset.y`, and the names of their classes or columns."""
-    if y.dtype.kind in "iu":
-        if y.min() < 0:
+    if y.dtype.kind in "iuU":
+        if y.dtype.kind == "i" and y.min() < 0:
             raise ValueError(f"y must be at least 0, its smallest is {y.min()}")
         return _numbered(y)
     num_columns = 1 if y.ndim == 1 else y.shape[1]
@@ -381,9 +385,16 @@ def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _image_folder(root: Path, image_size: int | None) -> Dataset:
-    files = sorted(root.glob("[!.]*/[!.]*/[!.]*"))
+    every = sorted(path for path in root.rglob("[!.]*") if path.is_file())
+    files = [file for file in root.glob("[!.]*/[!.]*/[!.]*") if images.NAME.fullmatch(file.name)]
+    files.sort()
+    told = ""
+    if others := sorted({*every} - {*files}):
+        told = f"{len(others)} other files are passed over, such as {others[0].relative_to(root)}"
     if not files:
-        raise ValueError("must hold images in folders domain/class/, there are none")
+        raise ValueError(f"must hold images in folders domain/class/, there are none; {told}")
+    if told:
+        warnings.warn(f"{root}: {told}", stacklevel=3)
     of_label, of_domain = ([file.parents[above].name for file in files] for above in (0, 1))
     domain, domains = _numbered(of_domain)
     y, classes = _numbered(of_label)

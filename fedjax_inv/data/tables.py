@@ -7,7 +7,6 @@ column has paths of images, these are the examples.
 
 import collections
 import difflib
-import os
 import re
 import unicodedata
 import warnings
@@ -31,7 +30,8 @@ FEW_WHOLE = "holds few different whole numbers in floating point, which are read
 LARGE_WHOLE = "holds whole numbers above 2^24, such as identifiers, which float32 rounds"
 _MISSING = ["", "NA", "N/A", "n/a", "NULL", "null", "NaN", "nan", "#N/A", "<NA>"]
 _TRUTH = ("false", "true")
-_OPTIONAL = ("domain", "client", "test")  # roles that are also their default names
+# Roles with a default name, which a table may lack.
+_DEFAULTS = {"domain": "domain", "client": "client", "test": "test", "image": "img_filename"}
 _NAMED = ("group", "split")  # roles that no column has by default
 # The texts in a column of splits, and the numbers of WILDS.
 _SPLITS = {"train": "train", "training": "train", "0": "train", "test": "test", "2": "test"}
@@ -40,7 +40,7 @@ _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # a frame's index tha
 # A number, also as 1,234.5 or 5%, or a date of numbers. So many beside a text are no categories.
 _NUMBER = re.compile(r"[-+]?[\d.,']*\d[\d.,']*(e[-+]?\d+)?%?|\d+([/.-])\d+\2\d+", re.IGNORECASE)
 _NUMBERS_AMONG_TEXTS = 20
-_IMAGE = re.compile(r".+\.(png|jpe?g|webp|bmp|gif|tiff?)", re.IGNORECASE)
+_TWEETS = "; tweets of Sentiment140 are sentiment140:FILE"
 _KINDS = {"boolean": "truth", "string": "text"} | dict.fromkeys(
     ("integer", "floating", "decimal", "mixed-integer-float"), "number"
 )
@@ -49,8 +49,8 @@ _KINDS = {"boolean": "truth", "string": "text"} | dict.fromkeys(
 class Roles(NamedTuple):
     """The columns of a table that are no features, and what its targets are.
 
-    A column of domains, clients or the test split may be absent if it has its default name, and ""
-    stands for none.
+    A column of domains, clients, images or the test split may be absent if it has its default
+    name, and "" stands for none.
     """
 
     target: tuple[str, ...] = ("target",)
@@ -58,8 +58,10 @@ class Roles(NamedTuple):
     client: str = "client"  # texts or whole numbers: the user of an example
     test: str = "test"  # true/false or 0/1: whether an example is in the test split
     group: str = ""  # texts or whole numbers: no random split separates the rows of a group
-    # train, val and test, or 0, 1 and 2, in place of `test` and of a random validation
+    # train, val and test, or 0, 1 and 2, in place of `test` and of a random validation; "": a
+    # column called split
     split: str = ""
+    image: str = _DEFAULTS["image"]  # paths of images, in place of features; the default is WILDS's
     ignored: tuple[str, ...] = ()
     # "auto" or one of TASKS. With "auto", one target is of classes if it holds texts, true/false or
     # whole numbers with at most MOST_CLASSES different values, else of values; several targets are
@@ -80,9 +82,13 @@ def table(
     each category, 1 where the example has it. Features are in the order of columns, categories in
     alphabetical order. Blanks around names and texts do not count.
 
-    Where the first row has the path of an image, relative to the table's folder, in a column
-    without a role, the examples are images, and other columns without a role are not read. Targets
-    are then in a column y unless another one is named or called target, and splits in split.
+    In a table with a column of images the examples are these, and other columns without a role are
+    not read. Paths are relative to the table's folder. A column of paths without a role is that
+    column if it is the only one without a role. Targets of images are in a column y unless another
+    one is named or called target.
+
+    The splits of a column of splits are those of the examples. Without rows of validation a part is
+    drawn, and without rows of the test there is none.
 
     Args:
       path: the file.
@@ -96,11 +102,11 @@ def table(
       The data set, with `columns`, and with users if there is a column of clients.
 
     Warns:
-      UserWarning: for a column of whole numbers that float32 rounds, and of texts of which the
-        earlier table has none.
+      UserWarning: for a column of whole numbers that float32 rounds, of texts of which the
+        earlier table has none, and of splits without a test.
     """
     roles = _checked(Roles() if roles is None else roles)
-    frame, roles, image = _frame(path, roles, like)
+    frame, roles, is_of_images = _frame(path, roles, like)
     if like is not None and not like.columns:
         roles, like = roles._replace(task=like.task), None
     features = [name for name in frame if name not in _used(roles)]
@@ -110,7 +116,7 @@ def table(
             what = f"lacks the column {name!r}" if name in known else f"has a column {name!r}"
             raise ValueError(f"{what}, must have those of training, {_listed([*known])}")
         features = [*known]
-    if not features or frame.empty:
+    if not (features or is_of_images) or frame.empty:
         raise ValueError("must hold an example, and a column of features beside those with roles")
     y, classes = _targets(frame, roles, like)
     domains: tuple[str, ...] = ("all",)
@@ -122,13 +128,16 @@ def table(
         test, valid = _splits(frame, roles.split)
     elif roles.test in frame:
         test = _truth(frame, roles.test)
-        if like is None and not test.any():
-            _warn(frame, roles.test, "is false in every row: the data have no test split")
+    of_test = roles.split or roles.test
+    if like is None and (test if valid is None else test | valid).all():
+        raise ValueError(f"column {of_test!r} must leave a row to train on")
+    if like is None and of_test in frame and not test.any():
+        _warn(frame, of_test, "has no row for the test: the data have no test split")
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
     group = _groups(frame, roles.group)[0] if roles.group in frame else None
     columns: tuple[Column, ...] = ()
-    if image:
-        x = _images(frame, image, image_size)
+    if is_of_images:
+        x = _images(frame, roles.image, image_size)
     else:
         x, columns = _features(frame, features, known)
     more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
@@ -137,7 +146,7 @@ def table(
 
 def _used(roles: Roles) -> set[str]:
     """Return the names of all columns with a role."""
-    single = {roles.domain, roles.client, roles.test, roles.group, roles.split}
+    single = {getattr(roles, role) for role in (*_DEFAULTS, *_NAMED)}
     return {*roles.target, *single, *roles.ignored}
 
 
@@ -148,13 +157,13 @@ def _checked(roles: Roles) -> Roles:
         raise UsageError("roles.target", roles.target, "must be names of columns")
     before: dict[str, str] = {}
     # Roles with their default name come last, and are left to others.
-    optional = sorted(_OPTIONAL, key=lambda role: getattr(roles, role) == role)
+    optional = sorted(_DEFAULTS, key=lambda role: getattr(roles, role) == _DEFAULTS[role])
     for role in ("target", "ignored", *_NAMED, *optional):
         value = getattr(roles, role)
         for name in filter(None, (value,) if isinstance(value, str) else value):
             if name not in before:
                 before[name] = role
-            elif name == role:
+            elif name == _DEFAULTS.get(role):
                 roles = Roles(**{**roles._asdict(), role: ""})
             else:
                 other = (f"roles.{before[name]}", ...)
@@ -163,32 +172,35 @@ def _checked(roles: Roles) -> Roles:
 
 
 def _resolved(
-    path: Path, roles: Roles, like: Dataset | None, names: Sequence[str], first: Mapping[str, Any]
-) -> tuple[Roles, str]:
-    """Return the roles of a table with these names and first row, and its column of images or "".
-
-    Of several columns of images, the one counts whose file exists.
-    """
-    free = {name: str(first[name]).strip() for name in first if name not in _used(roles)}
-    found = [name for name, text in free.items() if _IMAGE.fullmatch(text)]
-    if like is not None and like.columns:
-        found = []
-    if len(found) > 1:
-        found = [name for name in found if os.path.isfile(path.parent / free[name])] or found
-    if len(found) > 1:
-        text = f"must name all columns of images but one; the table has {_listed(found)}"
-        raise UsageError("roles.ignored", roles.ignored, text)
-    if found and roles.target == Roles().target and "target" not in names and "y" in free:
-        roles = roles._replace(target=("y",))
-    if found and not roles.split and roles.test not in names and "split" in free:
+    roles: Roles, like: Dataset | None, names: Sequence[str], first: Mapping[str, Any]
+) -> tuple[Roles, bool]:
+    """Return the roles of a table with these names and first row, and whether it has images."""
+    if not roles.split and "split" in names and "split" not in _used(roles):
         roles = roles._replace(split="split")
-    read = [name for name in names if not (found and _INDEX.fullmatch(name))]
+    if roles.split in names and roles.test in names and roles.test:
+        text = f"must be ignored, as {roles.split!r} has the splits; or the other way round"
+        raise UsageError("roles.test", roles.test, text)
+    is_of_features = like is not None and bool(like.columns)
+    free = [name for name in names if name not in _used(roles) and not _INDEX.fullmatch(name)]
+    paths = [name for name in free if images.NAME.fullmatch(str(first.get(name, "")).strip())]
+    if not is_of_features and (paths or roles.image in names):
+        if roles.target == Roles().target and "target" not in names and "y" in free:
+            roles = roles._replace(target=("y",))
+        others = [name for name in free if name not in (*roles.target, *paths[:1])]
+        if roles.image not in names and others:
+            text = f"must be {paths[0]!r} if the examples are the images in that column, and not "
+            text += f"{_listed(others)}; else that column must be ignored"
+            raise UsageError("roles.image", roles.image, text)
+        if roles.image not in names:
+            roles = roles._replace(image=paths[0])
+    is_of_images = roles.image in names and not is_of_features
+    read = [name for name in names if not (is_of_images and _INDEX.fullmatch(name))]
     _check_names(read, roles if like is None else roles._replace(group="", split=""))
-    return roles, found[0] if found else ""
+    return roles, is_of_images
 
 
-def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, str]:
-    """Return the file as a frame of pandas, its roles, and its column of images or "".
+def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, bool]:
+    """Return the file as a frame of pandas, its roles, and whether it has images.
 
     In the frame codes are texts: "01" is not 1.
     """
@@ -201,13 +213,13 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, 
         frame = pd.read_parquet(path, filesystem=local, partitioning=None, use_threads=False)
         frame.columns = [str(name) for name in frame.columns]
         first = {name: frame[name].iloc[0] for name in frame if len(frame)}
-        roles, image = _resolved(path, roles, like, [*frame], first)
+        roles, is_of_images = _resolved(roles, like, [*frame], first)
     else:
         texts = {"encoding": "utf-8-sig", "skipinitialspace": True, "keep_default_na": False}
         begin = pd.read_csv(path, header=None, nrows=2, dtype=str, **texts)
         names = [name.strip() for name in begin.iloc[0]]
         first = dict(zip(names, begin.iloc[-1], strict=True))
-        roles, image = _resolved(path, roles, like, names, first)
+        roles, is_of_images = _resolved(roles, like, names, first)
         codes = {roles.domain, roles.client, roles.group} - {""}
         if (roles.task if like is None else like.task) in ("auto", "classes"):
             codes |= {*roles.target}
@@ -232,8 +244,10 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, 
                 raise ValueError(f"has the line of names again, in row {again.argmax() + 1}")
         for name in codes & {*names}:
             frame[name] = _inferred(frame[name].str.strip())
+    if is_of_images:  # an index is passed over, and is no column of a role that is ""
+        frame = frame[[name for name in frame if not _INDEX.fullmatch(name)]]
     frame.attrs["path"] = str(path)
-    return frame, roles, image
+    return frame, roles, is_of_images
 
 
 def _inferred(texts: Any) -> Any:
@@ -258,7 +272,7 @@ def _check_names(names: Sequence[str], roles: Roles) -> None:
         raise ValueError("must have commas between its columns, not semicolons or tabs")
     if all(map(_NUMBER.fullmatch, names)):
         raise ValueError(f"must begin with a line of the columns' names, begins with {names[0]}")
-    single = (*_OPTIONAL, *_NAMED)
+    single = (*_DEFAULTS, *_NAMED)
     needed = {getattr(roles, role): role for role in single if getattr(roles, role)}
     needed |= dict.fromkeys(roles.target, "target") | dict.fromkeys(roles.ignored, "ignored")
     for name, count in collections.Counter(names).items():
@@ -269,12 +283,12 @@ def _check_names(names: Sequence[str], roles: Roles) -> None:
             raise ValueError(f"{text}, or ignore it" if name else text)
     for name, role in needed.items():
         near = [other for other in names if other.lower() == name]
-        if name not in names and name == role and near:
+        if name not in names and name == _DEFAULTS.get(role, "target") and near:
             raise ValueError(f"has a column {near[0]!r}, must be {name!r} to be read as such")
         if name not in names and name == role == "target":
             text = "must hold the targets in a column target, unless another one is named; it has "
-            raise ValueError(text + _listed(names))
-        if name not in names and (name != role or role in _NAMED):
+            raise ValueError(text + _listed(names) + _TWEETS * (names[0] in ("0", "4")))
+        if name not in names and name != _DEFAULTS.get(role):
             near = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}? All: " if near else "it has "
             text = f"is no column of the table; {hint}{_listed(names)}"
@@ -333,7 +347,7 @@ def _splits(frame: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Return which rows are in the test split and in that of validation, bool [M] each."""
     texts = _column(frame, name)[0].astype(str).str.lower()
     for row in np.flatnonzero(~texts.isin([*_SPLITS]).to_numpy())[:1]:
-        text = f"holds {texts.iloc[row]} in row {row + 1}, must hold train, val or test"
+        text = f"holds {texts.iloc[row]} in row {row + 1}, must hold train, val or test as splits"
         raise ValueError(f"column {name!r} {text}")
     splits = texts.map(_SPLITS)
     return (splits == "test").to_numpy(), (splits == "valid").to_numpy()

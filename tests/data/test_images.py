@@ -1,7 +1,12 @@
 """Images that a table lists, and images that are mapped from a file."""
 
 import itertools
+import os
+import platform
 import shutil
+import struct
+import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +90,32 @@ def test_sizes_and_columns_of_images_that_do_not_fit(folder: Path) -> None:
     Image.new("RGB", (9, 8)).save(folder / "im" / "large.png")
     with pytest.raises(UsageError, match=r"large.png: is 9x8.* 6x4 .*image_size .*row 2"):
         read(folder, path=["im/0.png", "im/large.png"], target=[0, 1])
-    with pytest.raises(UsageError, match=r"^roles.ignored.* before, after"):
-        read(folder, before=["im/0.png"] * 2, after=["im/1.png"] * 2, target=[0, 1])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_paths_beside_other_columns_are_a_question(folder: Path, suffix: str) -> None:
+    """Features are not dropped, and images are not features, without a word of the user."""
+    columns = {"f0": [0.5, 1.5], "photo": ["im/0.png", "im/1.png"], "target": [0, 1]}
+    for rest in ({}, {"after": ["im/1.png", "im/2.png"]}):
+        with pytest.raises(UsageError, match=r"^roles.image.*'photo'.* f0"):
+            read(folder, suffix, **columns, **rest)
+    path = str(folder / f"metadata.{suffix}")
+    assert sources.load(path, roles=Roles(ignored=("photo", "after"))).features == ("f0",)
+    found = sources.load(path, roles=Roles(image="photo"))
+    np.testing.assert_array_equal(found.x, [colours(0, 4, 6, 3), colours(1, 4, 6, 3)])
+    with pytest.raises(UsageError, match=r"^roles.image='none'"):
+        sources.load(path, roles=Roles(image="none"))
+
+
+def test_an_index_is_no_column(folder: Path) -> None:
+    """As `to_csv` writes it by default: of numbers that could be splits or groups."""
+    path = folder / "t.csv"
+    frame = pd.DataFrame({"path": [f"im/{i}.png" for i in range(3)], "y": [0, 1, 0]})
+    for name in ("", "Unnamed: 0"):
+        frame.to_csv(path, index_label=name)
+        found = sources.load(str(path), roles=Roles(domain="", client="", test="", group=""))
+        assert (len(found.y), found.test.any(), found.valid) == (3, False, None)
+        assert (found.domains, found.user, found.original) == (("all",), None, None)
 
 
 def test_new_images_have_the_task_of_the_training(folder: Path) -> None:
@@ -117,7 +146,42 @@ def test_many_images_are_mapped(folder: Path, mapped: Path, names: Any, monkeypa
     monkeypatch.setattr(images, "_IN_MEMORY", 0)
     monkeypatch.setattr(images, "_decode", None)
     np.testing.assert_array_equal(x, images.decoded(files, None))
-    assert len([*mapped.iterdir()]) == 1
+    (path,) = mapped.iterdir()
+    monkeypatch.undo()
+    monkeypatch.setattr(images, "_IN_MEMORY", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    whole = path.read_bytes()
+    for length in (0, len(whole) // 3, len(whole) - 1):  # a third would be grey images
+        path.write_bytes(whole[:length])
+        assert images.decoded(files, None).tobytes() == whole
+
+
+def test_parts_of_dead_processes_are_removed(folder: Path, mapped: Path) -> None:
+    mapped.mkdir(parents=True)
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for process in (ended.pid, os.getppid()):
+        (mapped / f"a.{platform.node()}.{process}.part").write_bytes(b"1")
+    images.decoded([folder / "im" / "0.png"], None)
+    (left,) = mapped.glob("*.part")
+    assert str(os.getppid()) in left.name
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_pngs_of_16_bits_are_told(tmp_path: Path, channels: int) -> None:
+    """Pillow reads the upper eight of them, and so makes nothing of 12-bit data."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(name + content))
+        return struct.pack(">I", len(content)) + name + content + checksum
+
+    kind = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
+    rows = zlib.compress(b"".join(b"\0" + bytes(2 * 5 * channels) for _ in range(4)))
+    header = struct.pack(">IIBBBBB", 5, 4, 16, kind, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", rows), chunk(b"IEND", b"")
+    (tmp_path / "x.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    with pytest.raises(UsageError, match=r"x.png.* 16 bits"):
+        images.image_of(tmp_path / "x.png")
 
 
 def test_images_that_have_changed_are_decoded_again(folder: Path, mapped: Path) -> None:

@@ -280,6 +280,20 @@ def test_npz_that_may_mean_something_else_is_told(tmp_path):
         sources.load(str(save(tmp_path, x=np.zeros((3, 3, 16, 16), np.uint8), y=y)))
     with pytest.warns(UserWarning, match="y "):
         sources.load(str(save(tmp_path, x=np.zeros((3, 2)), y=y / 1)))
+    with pytest.warns(UserWarning, match="test "):
+        sources.load(str(save(tmp_path, x=np.zeros((3, 2)), y=y, test=y > 1)))
+    path = save(tmp_path, x=np.zeros((3, 2)), y=y, hospital=y, age=y)
+    np.savez(path, x=np.zeros((3, 2)), y=y, hospital=y, age=y)
+    for each in (path, tmp_path):
+        with pytest.warns(UserWarning, match="age, hospital"):
+            sources.load(str(each))
+        for key in ("x", "y", "hospital", "age"):
+            np.save(tmp_path / f"{key}.npy", np.load(path)[key])
+
+
+def test_npz_classes_may_be_names(tmp_path):
+    found = sources.load(str(save(tmp_path, x=np.zeros((3, 2)), y=np.array(["no", "yes", "no"]))))
+    assert (found.y.tolist(), found.classes, found.task) == ([0, 1, 0], ("no", "yes"), "classes")
 
 
 GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
@@ -299,6 +313,9 @@ GOOD = {"x": np.ones((3, 2)), "y": np.arange(3)}
         GOOD | {"client": np.arange(2)},
         GOOD | {"test": np.ones(3)},
         GOOD | {"domain": np.array([None] * 3)},
+        GOOD | {"test": np.ones(3, bool)},
+        GOOD | {"test": np.arange(3) > 1, "valid": np.arange(3) > 0},
+        GOOD | {"test": np.arange(3) > 1, "valid": np.arange(3) < 2},
     ],
 )
 def test_npz_that_does_not_fit_is_named(tmp_path, arrays):
@@ -394,6 +411,17 @@ def test_what_is_no_file_is_refused(tmp_path, place):
     os.mkfifo(path)
     with pytest.raises(ValueError, match=path.name):
         sources.load(str(tmp_path / place.split("/")[0]))
+
+
+def test_files_that_are_no_images_are_counted(tmp_path):
+    """Windows' Thumbs.db, and an image at another depth than the others."""
+    (tmp_path / "d" / "c").mkdir(parents=True)
+    for place in ("d/c/1.png", "d/c/2.JPG", "d/3.png"):
+        Image.fromarray(colours(0)).save(tmp_path / place)
+    for place in ("d/c/Thumbs.db", "notes.txt", "d/c/.hidden"):
+        (tmp_path / place).write_bytes(b"1")
+    with pytest.warns(UserWarning, match=r": 3 other files .*d/3.png"):
+        assert len(sources.load(str(tmp_path)).y) == 2
 
 
 def test_files_for_which_pillow_starts_a_program_are_no_images(tmp_path):

@@ -158,6 +158,36 @@ def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
         read(whole, split="part")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_column_of_splits(suffix: str, tmp_path: Path) -> None:
+    """One meaning in each table: of features by its name, and with any of the splits missing."""
+    path = tmp_path / f"t.{suffix}"
+
+    def of(*splits: object, **roles: Any) -> Dataset:
+        rows = [(i, split, i % 2) for i, split in enumerate(splits * 10)]
+        return read(written(path, [("a", "split", "target"), *rows]), **roles)
+
+    found = of("train", "val", "test")
+    assert found.features == ("a",)
+    assert found.valid is not None
+    assert (found.test.sum(), found.valid.sum()) == (10, 10)
+    with pytest.warns(UserWarning, match="'split' has no row for the test"):
+        assert not of("train", "val").test.any()
+    with pytest.warns(UserWarning, match="'split'"):
+        assert not of(0, 1).test.any()
+    for splits in (("val", "test"), ("test",), ("val",), (1, 2)):
+        with pytest.raises(UsageError, match=r"'split'.* train"):
+            of(*splits)
+    with pytest.raises(UsageError, match=r"roles.test='a'.*'split'"):
+        of("train", "test", test="a")
+    drawn = of("train", "test")
+    data = federation.examples_on_host(drawn.x, drawn.y)
+    deal = federation.partitioner("iid", drawn, 2)
+    made = federation.split(drawn, data, deal, held_out=None, seed=0)
+    assert made.valid.size.tolist() == [1, 1]  # as of a column of the test alone
+    assert made.test.size.tolist() == [10]
+
+
 def test_names_that_differ_in_capitals_are_told(tmp_path: Path) -> None:
     rows = [("ward", "target"), ("blue", 1), ("Blue", 0), ("red", 1), ("red", 0)]
     with pytest.warns(UserWarning, match="'ward'"):
@@ -253,13 +283,16 @@ def test_files_of_other_forms(tmp_path: Path) -> None:
 
 
 def test_a_table_or_sentiment140(tmp_path: Path) -> None:
-    """Six columns of a table are no tweets, unless they have the tweets' names or no names."""
-    rows = [("a", "b", "c", "d", "e", "target"), (1, 2, 3, 4, 5, 0.5)]
-    assert read(written(tmp_path / "some.csv", rows)).features == ("a", "b", "c", "d", "e")
+    """Six columns of a table are no tweets, also if pandas numbered them: tweets are asked for."""
+    for names in ("abcde", "01234", "4bcde"):
+        rows = [(*names, "target"), (1, 2, 3, 4, 5, 0.5)]
+        assert read(written(tmp_path / "some.csv", rows)).features == (*names,)
     tweets = [("4", "1", "d", "q", "u", "hello"), ("0", "2", "d", "q", "v", "hi")]
-    assert read(written(tmp_path / "tweets.csv", tweets)).words
-    (tmp_path / "tweets.csv").write_text((tmp_path / "tweets.csv").read_text() + "\n", "utf-8-sig")
-    assert len(read(tmp_path / "tweets.csv").y) == 2
+    path = written(tmp_path / "tweets.csv", tweets)
+    assert "sentiment140:" in error_of(path)
+    path.write_text(path.read_text() + "\n", "utf-8-sig")
+    found = sources.load(f"sentiment140:{path}")
+    assert (len(found.y), bool(found.words)) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,11 @@ def written(path: Path, rows: list[list[str]], encoding: str = "latin-1") -> Pat
     return path
 
 
+def tweets_of(path: Path) -> str:
+    """The name of the data set."""
+    return f"sentiment140:{path}"
+
+
 @pytest.mark.parametrize(
     ("said", "tokens"),
     [
@@ -72,7 +77,7 @@ def test_the_most_frequent_words_are_told_apart() -> None:
 
 def test_sentiment140(tmp_path: Path) -> None:
     rows = tweets()
-    dataset = sources.load(str(written(tmp_path / "some.csv", rows)), text_length=8)
+    dataset = sources.load(tweets_of(written(tmp_path / "some.csv", rows)), text_length=8)
     assert dataset.classes == ("negative", "positive")
     np.testing.assert_array_equal(dataset.y, np.arange(60) % 2)
     assert dataset.x.shape == (60, 8)
@@ -91,11 +96,11 @@ def test_sentiment140(tmp_path: Path) -> None:
 def test_the_vocabulary_is_of_training_text_alone(tmp_path: Path) -> None:
     """Whatever the tested tweets say, the words that are told apart stay the same."""
     rows, path = tweets(), tmp_path / "some.csv"
-    before = sources.load(str(written(path, rows)))
+    before = sources.load(tweets_of(written(path, rows)))
     assert before.test.sum() == 6
     for row in np.flatnonzero(before.test):
         rows[row][5] = "never seen before, never, never"
-    after = sources.load(str(written(path, rows)))
+    after = sources.load(tweets_of(written(path, rows)))
     np.testing.assert_array_equal(after.test, before.test)
     assert after.words == before.words
     train = [
@@ -104,7 +109,7 @@ def test_the_vocabulary_is_of_training_text_alone(tmp_path: Path) -> None:
         if not is_test
     ]
     assert set(after.words) == {*text.SPECIAL, *(token for tokens in train for token in tokens)}
-    few = sources.load(str(path), vocabulary=5)
+    few = sources.load(tweets_of(path), vocabulary=5)
     counts = Counter(token for tokens in train for token in tokens)
     kept = [counts.pop(word) for word in few.words[2:]]
     assert len(kept) == 3
@@ -115,9 +120,9 @@ def test_the_split_is_of_ids_and_the_order_of_rows_is_nothing(tmp_path: Path) ->
     rows = tweets()
     for row in rows[::3]:
         row[1] = "7"  # one tweet with many labels stays in one split
-    first = sources.load(str(written(tmp_path / "a.csv", rows)))
+    first = sources.load(tweets_of(written(tmp_path / "a.csv", rows)))
     assert len(set(first.test[::3])) == 1
-    turned = sources.load(str(written(tmp_path / "b.csv", rows[::-1])))
+    turned = sources.load(tweets_of(written(tmp_path / "b.csv", rows[::-1])))
     np.testing.assert_array_equal(turned.test[::-1], first.test)
     np.testing.assert_array_equal(turned.x[::-1], first.x)
 
@@ -127,7 +132,7 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
     rows = tweets(20)
     for row in rows:
         row[5] = "naïve caf\u00e9\u0085 yes"  # a control sign that ends a line elsewhere
-    dataset = sources.load(str(written(tmp_path / "some.csv", rows, encoding)))
+    dataset = sources.load(tweets_of(written(tmp_path / "some.csv", rows, encoding)))
     assert {"naïve", "café", "yes"} <= set(dataset.words)
 
 
