@@ -23,11 +23,9 @@ from fedjax_inv.types import Array, Tree
 def take_batch(shard: types.Shard, positions: Array, mask: Array) -> types.Batch:
     """Return the client's examples at positions [B], which are real where the mask [B] is true.
 
-    A position outside 0..size-1 counts as the nearest one inside, so that padding repeats a real
-    example: a NaN elsewhere would reach gradients as 0 x NaN.
+    Elsewhere they repeat a real example (`Shard.rows`).
     """
-    rows = shard.order[shard.start + jnp.clip(positions, 0, jnp.maximum(shard.size - 1, 0))]
-    examples = tree.take(shard.data, rows)
+    examples = tree.take(shard.data, shard.rows(positions, mask))
     return types.Batch(examples.x, examples.y, mask, examples.domain)
 
 

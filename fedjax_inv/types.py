@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
 
 Array = jax.Array
@@ -53,6 +54,14 @@ class Shard(NamedTuple):
     start: Array  # []
     size: Array  # []
     who: Array  # [] int32, the client's number
+
+    def rows(self, positions: Array, mask: Array) -> Array:
+        """Return the rows of the client's examples at positions [B], 0..size-1, int32.
+
+        Where the mask [B] is false, it is the row of the first example, so that padding repeats a
+        real one: a NaN elsewhere would reach gradients as 0 x NaN.
+        """
+        return self.order[self.start + jnp.where(mask, positions, 0)]
 
 
 class Batch(NamedTuple):

@@ -247,7 +247,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
     ),
     "fl_games": (
         # Opponents that are few rounds old must differ from current ones.
-        Config(normed_head, steps, {"memory": 2, "play": "sequential"}, learning_rate=1.0),
+        Config(
+            normed_head,
+            steps,
+            # No float, of which the laws would expect an effect: without `learned` it has none.
+            {"memory": 2, "play": "sequential", "body_learning_rate": 1},
+            learning_rate=1.0,
+        ),
         Config(
             normed_body,
             full_batch,

@@ -14,6 +14,26 @@ from fedjax_inv.types import Halves
 STEP_SIZE, SERVER_RATE = 0.3, 1.3
 
 
+def paper(
+    w: linear.Weights, examples: list[linear.Examples], q: float, *, of_trained: bool = False
+) -> list[linear.Weights]:
+    """The weights after each round; of_trained: F is the loss after local training, a mistake."""
+    after = []
+    for cohort in linear.ATTEND:
+        delta, h = [np.zeros_like(part) for part in w], 0.0
+        for client in linear.present(cohort):
+            moved = linear.trained(w, examples[client])
+            at = [a + d for a, d in zip(w, moved, strict=True)] if of_trained else w
+            loss = linear.risk(at, examples[client])
+            change = [-part / STEP_SIZE for part in moved]
+            delta = [d + loss**q * g for d, g in zip(delta, change, strict=True)]
+            square = sum((g**2).sum() for g in change)
+            h += q * loss ** (q - 1) * square + loss**q / STEP_SIZE
+        w = [a - SERVER_RATE * d / h for a, d in zip(w, delta, strict=True)]
+        after.append(w)
+    return after
+
+
 @pytest.mark.parametrize("q", [0.5, 3.0])
 def test_qfedavg_is_the_papers(q: float) -> None:
     with jax.enable_x64(True):
@@ -27,18 +47,11 @@ def test_qfedavg_is_the_papers(q: float) -> None:
             server_optimizer=optax.sgd(SERVER_RATE),
         )
         states = linear.run(algorithm, held)
-        w, examples = linear.weights_of(states[0]), linear.examples_of(held)
-        for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
-            delta, h = [np.zeros_like(part) for part in w], 0.0
-            for client in linear.present(cohort):
-                loss = linear.risk(w, examples[client])
-                moved = linear.trained(w, examples[client])
-                change = [-part / STEP_SIZE for part in moved]
-                delta = [d + loss**q * g for d, g in zip(delta, change, strict=True)]
-                square = sum((g**2).sum() for g in change)
-                h += q * loss ** (q - 1) * square + loss**q / STEP_SIZE
-            w = [a - SERVER_RATE * d / h for a, d in zip(w, delta, strict=True)]
+        first, examples = linear.weights_of(states[0]), linear.examples_of(held)
+        for state, w in zip(states[1:], paper(first, examples, q), strict=True):
             linear.assert_weights(state, w)
+        mistaken = paper(first, examples, q, of_trained=True)[0]
+        assert np.abs(mistaken[0] - linear.weights_of(states[1])[0]).max() > 1e-3
 
 
 def test_an_update_is_scaled_by_the_loss() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import slow
 from examples.fednova import fednova
-from fedjax_inv import averaging, laws, models
-from fedjax_inv.algorithms import fedavg
+from fedjax_inv import averaging, domains, laws, models
+from fedjax_inv.algorithms import coral, fedavg
 from fedjax_inv.data.federation import examples
 from fedjax_inv.types import Algorithm, Array, Cohort, Model, Step, Tree, Visit, Work
 
@@ -218,6 +218,24 @@ def test_a_bug_is_named_by_the_law_of_runs(name: str) -> None:
     assert {*broken(factory, model=LINEAR, laws=checked)} == names
 
 
+def test_terms_of_domains_are_at_work_where_they_are_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By default, batches of methods of domains hold two examples of two domains, and padding."""
+    law = "what_fills_a_batch_does_not_matter"
+    monkeypatch.setattr(
+        domains, "members_of", lambda batch, number: batch.domain == jnp.arange(number)[:, None]
+    )
+    assert [*broken(coral.coral, laws=[law])] == [law]
+
+
+def test_a_term_that_is_always_0_is_named() -> None:
+    """Of four examples in batches of three there are never two domains of two."""
+    settings = {"work": laws.epochs, "laws": ["delays_seeds_and_numbers_matter"]}
+    (why,) = broken(coral.coral, hyperparameters={}, **settings).values()
+    assert "half the penalty" in why
+
+
 def test_data_may_be_of_any_task() -> None:
     """Two numbers an example, and inputs of another shape."""
     rng = np.random.default_rng(0)
@@ -230,8 +248,7 @@ def test_data_may_be_of_any_task() -> None:
         errors = ((outputs - y) ** 2).mean(1)
         return jnp.where(mask, errors, 0).sum() / jnp.maximum(mask.sum(), 1)
 
-    settings = {"hyperparameters": {"loss": squared}, "data": examples(x, y)}
-    laws.check(fedavg.fedavg, model=model, **settings)
+    laws.check(fedavg.fedavg, {"loss": squared}, model=model, data=examples(x, y))
 
 
 def test_the_difference_that_is_named_is_the_largest() -> None:
