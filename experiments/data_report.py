@@ -6,7 +6,7 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from . import assemble, data_figures, figures, scaling, tables
+from . import assemble, data_figures, figures, forms, scaling
 from .config import Config
 from .data_figures import Holders
 from .errors import check_picture
@@ -35,7 +35,7 @@ def table(dataset: Dataset, holders: Holders, is_wrong: np.ndarray | None = None
         lines[f"right by {name} alone, %"] = shares
     lines = pd.concat([lines, total.to_frame().T.astype(object)])
     lines.insert(0, "client: domain", [*holders.names, "in all"])
-    return tables.text(lines, align="right")
+    return forms.markdown(lines, align="right")
 
 
 def features(dataset: Dataset) -> str:
@@ -48,7 +48,7 @@ def features(dataset: Dataset) -> str:
     lines = lines.assign(smallest=x.min(0), largest=x.max(0)).map("{:.3g}".format)
     names = scaling.feature_names(dataset, num_features)[:_FEATURES]
     lines.insert(0, f"feature of {num_features}", names)
-    return f"{tables.text(lines, align='right')}\n\n"
+    return f"{forms.markdown(lines, align='right')}\n\n"
 
 
 def show(config: Config, picture: str, images: int) -> str:

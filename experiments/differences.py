@@ -7,7 +7,7 @@ taken within each seed, and its interval leaves out how much the draws differ.
 import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -21,6 +21,8 @@ BETTER, WORSE, NONE = "better", "worse", "no difference shown"
 _EQUAL = 1e-6
 _NO_WIDTH = 1e-9  # of an interval
 
+# The flags that test examples depend on, with their values.
+Tests: TypeAlias = tuple[tuple[str, Hashable], ...]
 # seed -> score, NaN where the seed's run has none, as it diverged
 Scores = Mapping[int, float]
 
@@ -31,8 +33,7 @@ class Column(NamedTuple):
     heading: str
     scores: pd.DataFrame
     measure: Measure = ACCURACY  # how to read the scores
-    # Method -> what its test examples depend on; methods with other ones are not paired.
-    tests: Mapping[str, Hashable] = {}
+    tests: Mapping[str, Tests] = {}  # by method; methods with others are not paired
 
     def is_paired(self, method: str, other: str) -> bool:
         """Whether two methods have the same test examples for a seed."""

@@ -15,7 +15,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 
 from . import data as data_flags
-from . import export, figures, finished, metrics, predictions, tables
+from . import export, figures, finished, forms, metrics, predictions
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
 from .metrics import ACCURACY, Measure
@@ -108,20 +108,20 @@ def printed(of: Evaluated) -> str:
         counts = pd.DataFrame(of.confusion, columns=[*of.classes])
         counts.insert(0, "is, taken for", of.classes)
         parts.append(counts)
-    return tables.printed(parts)
+    return forms.printed(parts)
 
 
 def _table(of: Evaluated, by: str, measure: Measure, heading: str, about: str = "") -> pd.DataFrame:
     """The scores by one column of the frame. about: another column that is shown."""
     rows = of.scores[of.scores["by"] == by]
-    score = {measure.heading(): ("score", tables.known(tables.text_of(measure)))}
+    score = {measure.heading(): ("score", forms.known(forms.text_of(measure)))}
     columns: dict[str, Any] = score
     if about:  # each seed may deal another domain to a client
         columns = {about: (about, lambda each: " or ".join(each.unique()))}
-        columns["examples"] = "examples", tables.known(lambda each: f"{np.mean(each):g}")
+        columns["examples"] = "examples", forms.known(lambda each: f"{np.mean(each):g}")
         columns |= score
-        columns["loss"] = "loss", tables.known(lambda each: f"{np.mean(each):.3f}")
-        form = tables.known(lambda each: tables.spread(each, ".4g"))
+        columns["loss"] = "loss", forms.known(lambda each: f"{np.mean(each):.3f}")
+        form = forms.known(lambda each: forms.spread(each, ".4g"))
         asked = rows.columns[list(rows.columns).index("loss") + 1 :]
         columns |= {name: (name, form) for name in asked}
     table = rows.groupby("name", sort=False).agg(**columns)

@@ -5,7 +5,6 @@ import importlib.metadata
 import io
 import math
 import pickle
-import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -25,23 +24,13 @@ from fedjax_inv.data.federation import UNSEEN
 
 from . import selection, tables
 from .metrics import Measure
+from .names import METHODS, named
 from .running import files, log
 from .running.records import Line, Result
 from .selection import Chosen
 
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
 _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
-# The methods' names by their files. New ones come last, so that all keep their colours.
-METHODS = {
-    **{"fedavg": "FedAvg", "fedipg": "FedIPG", "fl_games": "FL Games", "fedcfa": "FedCFA"},
-    **{"cafe": "CAFE", "scaffold": "SCAFFOLD", "feddyn": "FedDyn", "fedprox": "FedProx"},
-    **{"vrex": "V-REx", "fediir": "FedIIR", "erm": "ERM", "fednova": "FedNova"},
-    **{"afl": "AFL", "qfedavg": "q-FedAvg", "fedgma": "FedGMA", "feddg_ga": "FedDG-GA"},
-    **{"fedsr": "FedSR", "fedmix": "FedMix", "moon": "MOON", "fedproto": "FedProto"},
-    **{"fedpvr": "FedPVR", "exit_strategy": "exit strategy", "ditto": "Ditto", "fedbn": "FedBN"},
-    **{"fedsam": "FedSAM", "irm": "IRM", "vrex_domains": "V-REx inside", "group_dro": "GroupDRO"},
-    **{"coral": "CORAL", "mmd": "MMD", "fish": "Fish", "fishr": "Fishr"},
-}
 _PLAIN = ["".join(filter(str.isalnum, name)).lower() for name in METHODS.values()]
 # Of the first methods: colours that most colour-blind people tell apart (Okabe and Ito).
 _FIRST = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -67,14 +56,6 @@ def wrapped(text: str, inches: float, size: float = 10) -> str:
     characters = max(8, int(inches * 72 / (_CHARACTER * size)))
     lines = [textwrap.wrap(line, characters) or [""] for line in text.splitlines()]
     return literal("\n".join(line for part in lines for line in part))
-
-
-def named(label: str) -> str:
-    """A label of a run that begins with an algorithm's file, with the method's name in its place.
-
-    "fedipg penalty_on=classifier" is "FedIPG penalty_on=classifier".
-    """
-    return re.sub("^[a-z_]+", lambda word: METHODS.get(word[0], word[0]), label)
 
 
 def styles(labels: Iterable[str]) -> dict[str, dict[str, Any]]:

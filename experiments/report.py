@@ -1,26 +1,35 @@
 """The report of a run or a sweep: its tables, figures, runs.csv, metrics.csv and result.json."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 
-from . import data_figures, figures, finished, predictions, selection, tables
+from . import (
+    data_figures,
+    figures,
+    finished,
+    forms,
+    names,
+    predictions,
+    runs_csv,
+    selection,
+    tables,
+)
 from .assemble import Assembled
 from .config import Config
+from .forms import Part
 from .metrics import ACCURACY, LOWER_IS_BETTER
-from .running import files, log, provenance, records
+from .running import files, provenance, records
 from .running import folder as folders
 from .running.launch import FinishedCell
 from .running.records import Origin, Result, Sweep
-from .tables import Part
 
 
 def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
@@ -35,15 +44,11 @@ def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> 
 def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
-    paper = dict(entry.split("=", 1) for entry in config.paper)
-    rule = config.select
-    results = [(cell.label, cell.result) for cell in cells]
     more: list[Part] = []
     if config.metrics:
         more = _metrics(assembled, folder, cells)
     else:
         files.remove(folder / "metrics.csv")
-    options: dict[str, Any] = {"title": title, "paper": paper, "rule": rule}
     constants, record = _constants(assembled, cells), folder / "result.json"
     # The report of finished runs gets the data of the first seed alone.
     known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
@@ -51,8 +56,18 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     for name, of_seed in constants.items():
         of = before.get(name, {}).items()
         constants[name] = {seed: one for seed, one in of if int(seed) in config.seeds} | of_seed
-    text = tables.write(folder, results, more=more, constants=constants, **options)
-    write_runs(folder / "runs.csv", [Cell(one.label, rule, *one[1:]) for one in cells])
+    finished = [
+        tables.Cell(
+            cell.label,
+            cell.result,
+            config.select,
+            cell.folder,
+            constants.get(selection.held_out_of(cell.result), {}),
+        )
+        for cell in cells
+    ]
+    text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
+    runs_csv.write(folder / "runs.csv", finished)
     if cells[0].folder != folder:  # a cell in the run folder has written its result already
         files.write_json(record, Sweep(title, [cell.result for cell in cells], constants))
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
@@ -60,7 +75,19 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
         where += f" Curves: {folder / 'curves.png'}."
     if others := _others(folder, cells):
         where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
-    return f"\n{title}\n\n{text}\n\n{selection.explained(rule)}\n{where}"
+    return f"\n{title}\n\n{text}\n\n{selection.explained(config.select)}\n{where}"
+
+
+def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
+    """The table that compares methods, with the numbers of --paper; None if there is none."""
+    of_algorithm = dict(entry.split("=", 1) for entry in config.paper)
+    labels = dict.fromkeys(cell.label for cell in cells)
+    numbers = {label: of_algorithm.get(label.split()[0], "") for label in labels}
+    return tables.main_table(
+        cells,
+        numbers={"paper": numbers} if of_algorithm else {},
+        names={label: names.named(label) for label in labels},
+    )
 
 
 def _constants(
@@ -134,7 +161,7 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
     if not rows:
         return parts
     of_domains = frame[frame["by"] == "domain"].astype(dict.fromkeys(config.metrics, float))
-    keys, form = ["algorithm", "held_out"], tables.known(lambda of: tables.spread(of, ".4g"))
+    keys, form = ["algorithm", "held_out"], forms.known(lambda of: forms.spread(of, ".4g"))
     tests = of_domains[of_domains["split"] == "test"].groupby(keys, sort=False)
     runs = of_domains.groupby([*keys, "seed"], sort=False)
     columns = {}
@@ -145,62 +172,6 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
     table = pd.DataFrame(columns).reset_index()
     heads = {"algorithm": "metrics where selected", "held_out": "held out"}
     return [table.rename(columns=heads), *parts]
-
-
-class Cell(NamedTuple):
-    """A finished cell."""
-
-    label: str
-    rule: str  # of selection
-    folder: Path  # with its log
-    result: Result
-
-
-def write_runs(path: Path, cells: Sequence[Cell]) -> None:
-    """Writes runs.csv: a line for each domain of each evaluation of cells, by their logs.
-
-    The columns are those of the run, of its hyperparameters, and of the evaluation.
-    """
-    rows = [row for cell in cells for row in _rows(cell)]
-    run, settings, numbers = (
-        pd.DataFrame([row[part] for row in rows], dtype=object) for part in range(3)
-    )
-    taken = {*run, *numbers}
-    settings = settings.rename(columns=lambda name: f"set.{name}" if name in taken else name)
-    frame = pd.concat([run, settings, numbers], axis=1)
-    # As R and pandas read it.
-    frame = frame.map(lambda value: str(value).lower() if isinstance(value, bool) else value)
-    files.write(path, frame.infer_objects().to_csv(index=False, lineterminator="\n"))
-
-
-_NAMED = ("run", "seed", "round", "hyper", "domains")  # fields of a line with columns of their own
-
-
-def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
-    """The run, its hyperparameters, and the numbers of each domain of each evaluation."""
-    result = cell.result
-    one = selection.choose(cell.label, result, cell.rule)
-    rounds = [line.round for line in one.selected] if one else []
-    selected = dict(zip(one.indices, rounds, strict=True)) if one else {}
-    cell_of = {"method": cell.label, "algorithm": result.cell.algorithm}
-    cell_of["held_out"] = selection.held_out_of(result)
-    for line in log.read(cell.folder, result.runs[0].last.round):
-        by_rule = {} if line.left_out else result.runs[line.run].by_rule
-        numbers = {
-            "rule": cell.rule,
-            "selected": selected.get(line.run) == line.round,
-            "picked_by": " ".join(k for k, at in by_rule.items() if at and at.round == line.round),
-        }
-        fields = {k: v for k, v in msgspec.to_builtins(line).items() if k not in _NAMED}
-        for name, value in fields.items():
-            if isinstance(value, dict):
-                numbers |= {f"{name}.{inner}": number for inner, number in value.items()}
-            elif not isinstance(value, list):
-                numbers[name] = value
-        for name, domain in line.domains.items():
-            of_domain = {"round": line.round, "domain": name, **msgspec.to_builtins(domain)}
-            run = {**cell_of, "run": line.run, "seed": line.seed}
-            yield run, {**result.cell.settings, **line.hyper}, of_domain | numbers
 
 
 _LEFT_OUT = ("data_dir", "resume")  # a folder of this machine, and how often a run was started

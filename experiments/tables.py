@@ -1,41 +1,31 @@
-"""Tables of finished cells, in Markdown and LaTeX."""
+"""The tables of finished cells: what compares methods, what was selected, and all settings.
 
-import itertools
+Every table is a pivot of the evaluations that rules select, as runs.csv has them.
+"""
+
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
-import tabulate
 
 from fedjax_inv.data.federation import UNSEEN
 
-from . import differences, selection
-from .differences import Column
+from . import differences, forms, selection
+from .differences import Column, Tests
+from .forms import Part, known, spread, text_of
 from .metrics import ACCURACY, Measure
 from .running import divergence, files
 from .running.records import Line, Result
 from .running.summary import NEVER_SEEN
 from .selection import Chosen, choose, held_out_of
 
-Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
-
-# Characters that no text has stand around a bold or italic text until a form writes it.
-_BOLD, _ITALIC = "\ue000{}\ue001", "\ue002{}\ue003"
-_MARKS = (*(_BOLD + _ITALIC).replace("{}", ""),)
-_STYLES = {"markdown": "github", "latex": "latex_booktabs"}  # tabulate's names
-_WRITTEN = {
-    "markdown": dict(zip(_MARKS, ("**", "**", "*", "*"), strict=True)),
-    # ±: older versions of LaTeX lack it
-    "latex": dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)) | {"±": r"$\pm$"},
-}
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
 # Seed -> as in `records.Sweep`
 Constant: TypeAlias = Mapping[str, tuple[float, Sequence[float]]]
-Constants: TypeAlias = Mapping[str, Constant]  # by held-out domain
 CONSTANT, ONE = "most frequent class", " (one class)"
 ABOUT_BEST = (
     "Bold: the best mean of a column. Italics: the difference from it, seed by seed, has a 95% "
@@ -45,88 +35,44 @@ ABOUT_ONE = (
     "One class: with each seed the accuracy is the part of a class in the test, as that of a "
     "network that always predicts this class."
 )
+# The columns of further rules of selection, where they are not called by the rule's name.
+RULE_HEADINGS = {
+    "validation": "training domains",
+    "leave_one_out": "leave one out",
+    "unseen_domain": "unseen domain",
+    "last_if_agreed": "last if agreed",
+    "oracle": "oracle (looks at the test)",
+}
 
 
-def text(part: Part, form: str = "markdown", *, align: str = "left") -> str:
-    """A table or a paragraph in a form, markdown or latex.
+class Cell(NamedTuple):
+    """A finished cell: the runs of a method with one held-out domain."""
 
-    align: left, right or decimal, for all columns of a table but the first.
-    """
-    marks = _WRITTEN[form]
-    if isinstance(part, str):
-        if form == "markdown":
-            return part
-        part = "".join(tabulate.LATEX_ESCAPE_RULES.get(each, each) for each in part)
-        return part.translate(str.maketrans(marks))
-    cells = part.map(lambda cell: "" if pd.isna(cell) else str(cell))
-    if form == "markdown":  # an unescaped bar would end the cell
-        cells = cells.map(lambda cell: cell.translate(str.maketrans(marks | {"|": "\\|"})))
-        cells.columns = [heading.replace("|", "\\|") for heading in cells.columns]
-    alignments = ["left", *[align] * (len(cells.columns) - 1)] if len(cells) else None
-    written = cells.to_markdown(
-        index=False, tablefmt=_STYLES[form], disable_numparse=True, colalign=alignments
-    )
-    if form == "markdown":
-        return written
-    # At the beginning of a row these would be arguments of the row before.
-    written = re.sub(r"^( *)([\[*])", r"\1{}\2", written, flags=re.MULTILINE)
-    return written.translate(str.maketrans(marks))
+    label: str  # of the method
+    result: Result
+    rule: str = "validation"  # of selection
+    folder: Path = Path()  # with its log
+    constant: Constant = MappingProxyType({})  # without classes empty
+    tests: Tests = ()
+
+    @property
+    def held_out(self) -> str:
+        """The held-out domain, or the name of the test split."""
+        return held_out_of(self.result)
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """The runs with the selected hyperparameters, if there are any."""
+        return choose(self.label, self.result, self.rule)
 
 
-def printed(parts: Sequence[Part]) -> str:
-    """Parts as text for the screen."""
-    return "\n\n".join(map(text, parts))
+class Main(NamedTuple):
+    """A table that compares methods."""
 
-
-def write_forms(path: Path, parts: Sequence[Part], title: str = "") -> None:
-    """Writes parts as Markdown, and the first table as LaTeX, in a float.
-
-    Its caption has the title and the paragraphs between this table and the next.
-
-    path: without the ending of a file's name.
-    """
-    written = "\n\n".join([*[f"# {title}"] * bool(title), *map(text, parts)]) + "\n"
-    files.write(path.with_name(f"{path.name}.md"), written)
-    first = next((at for at, part in enumerate(parts) if not isinstance(part, str)), None)
-    if first is None:
-        files.remove(path.with_name(f"{path.name}.tex"))
-        return
-    below = itertools.takewhile(lambda part: isinstance(part, str), parts[first + 1 :])
-    caption = " ".join(text(part, "latex") for part in [*[f"{title}."] * bool(title), *below])
-    lines = (
-        *(r"% needs \usepackage{booktabs}", r"\begin{table}", r"\centering"),
-        *(rf"\caption{{{caption}}}", text(parts[first], "latex"), r"\end{table}"),
-    )
-    files.write(path.with_name(f"{path.name}.tex"), "\n".join(lines) + "\n")
-
-
-def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """The mean and standard deviation over seeds, as text."""
-    mean = f"{np.mean(values):{form}}"
-    return f"{mean} ± {np.std(values, ddof=1):{form}}" if len(values) > 1 else mean
-
-
-def percent(values: Sequence[float]) -> str:
-    """The mean and standard deviation over seeds, in percent, as text."""
-    return spread([100 * value for value in values])
-
-
-def text_of(measure: Measure) -> Callable[[Sequence[float]], str]:
-    """A function from values of a score to their mean and standard deviation, as text."""
-    return percent if measure.is_share else lambda values: spread(values, ".4g")
-
-
-def known(form: Callable[[Sequence[float]], str]) -> Callable[[pd.Series], str]:
-    """A text of the numbers that are known; "" if none is."""
-    return lambda values: form([*values.dropna()]) if values.notna().any() else ""
-
-
-def write_differences(path: Path, found: pd.DataFrame) -> None:
-    """Writes the differences between methods; removes an earlier report's if there are none."""
-    if len(found):
-        files.write(path, found.to_csv(index=False, lineterminator="\n"))
-    else:
-        files.remove(path)
+    table: pd.DataFrame
+    columns: Sequence[Column] = ()  # the scores that are compared, also those of seeds that survive
+    latex: Sequence[pd.DataFrame] = ()  # for papers: the first that fits is written
+    about: str = ""  # what the numbers of a paper's table are
 
 
 def score_on(domain: Any) -> float:
@@ -146,7 +92,7 @@ def _numbers(line: Line | None) -> dict[str, Any]:
 
 def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     """For each seed its selected and its last evaluation, and its stops."""
-    cell = {"algorithm": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
+    cell = {"method": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
     rows = [cell | {"seed": seed} for seed in one.left_out]
     for run in one.runs:
         line, last = run["selected"], run.last
@@ -159,21 +105,20 @@ def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     return rows
 
 
-def selected(
-    results: Iterable[tuple[str, Result]], rule: str = "validation", *, surviving: bool = False
-) -> pd.DataFrame:
+def selected(cells: Iterable[Cell], rule: str = "", *, surviving: bool = False) -> pd.DataFrame:
     """A row for each seed of each cell, for `scores` and tables.
 
     A cell in which nothing is chosen has one row without numbers, which says why.
 
-    results: (label, result) of each cell. surviving: as in `choose`.
+    rule: of selection; "" for that of each cell. surviving: as in `choose`.
     """
     rows = []
-    for label, result in results:
-        why, one = selection.why_none(result), choose(label, result, rule, surviving=surviving)
-        none = {"algorithm": label, "held out": held_out_of(result), "setting": why, "why": why}
+    for cell in cells:
+        why = selection.why_none(cell.result)
+        one = choose(cell.label, cell.result, rule or cell.rule, surviving=surviving)
+        none = {"method": cell.label, "held out": cell.held_out, "setting": why, "why": why}
         of_seeds = _of_seeds(one) if one else [none | {"stops": None}]
-        rows += [row | {"diverged": divergence.count(result.runs)} for row in of_seeds]
+        rows += [row | {"diverged": divergence.count(cell.result.runs)} for row in of_seeds]
     return pd.DataFrame(rows)
 
 
@@ -182,11 +127,11 @@ def _summary(
 ) -> pd.DataFrame:
     """A row for each group of equal keys.
 
-    columns: heading -> (a column of rows, what of it is shown: one of the forms below). An asterisk
+    columns: heading -> (a column of rows, what of it is shown: one of the kinds below). An asterisk
         in a heading stands for the unit of the score. One of `_RARE` is left out if no row has it.
     """
     columns = {k: v for k, v in columns.items() if v[0] not in _RARE or rows[v[0]].notna().any()}
-    forms: dict[str, Any] = {
+    kinds: dict[str, Any] = {
         "score": known(text_of(of)),
         "or diverged": lambda values: known(text_of(of))(values) or "diverged",
         "mean": known(spread),
@@ -199,23 +144,27 @@ def _summary(
         "first": "first",
     }
     shown = {
-        head.replace("*", of.unit): (name, forms[form]) for head, (name, form) in columns.items()
+        head.replace("*", of.unit): (name, kinds[kind]) for head, (name, kind) in columns.items()
     }
     return rows.groupby([*keys], sort=False, dropna=False).agg(**shown).reset_index()
 
 
 def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
-    """A number of each algorithm and seed, with a column for each held-out domain."""
-    chosen = rows[rows["why"].isna()].set_index(["algorithm", "seed", "held out"])
+    """A number of each method and seed, with a column for each held-out domain."""
+    chosen = rows[rows["why"].isna()].set_index(["method", "seed", "held out"])
     return chosen[name].unstack().reindex(columns=rows["held out"].unique())
 
 
-def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
+def scores(
+    rows: pd.DataFrame, measure: Measure = ACCURACY, tests: Mapping[str, Tests] | None = None
+) -> list[Column]:
     """The scores by which the main table compares methods, with a column for each.
 
     They are the test scores on each held-out domain, their mean and the worst of them, the mean on
     clients never seen, and that of the test at the last round. With a single held-out domain, its
     mean is left out, and the worst domain is the worst of all domains, those for validation, too.
+
+    rows: of `selected`. tests: as in `Column`.
     """
     test = _by_domain(rows, "test")
     columns = [(name, test[name]) for name in test]  # of which one may be called mean
@@ -229,9 +178,9 @@ def scores(rows: pd.DataFrame, measure: Measure = ACCURACY) -> list[Column]:
         of_clients = _by_domain(rows, "unseen_clients").mean(axis=1, skipna=False)
         columns.append((NEVER_SEEN, of_clients))
     columns.append(("at the last round", _by_domain(rows, "last").mean(axis=1, skipna=False)))
-    labels = rows["algorithm"].unique()
+    labels = rows["method"].unique()
     return [
-        Column(heading, values.unstack("algorithm").reindex(columns=labels), measure)
+        Column(heading, values.unstack("method").reindex(columns=labels), measure, tests or {})
         for heading, values in columns
     ]
 
@@ -242,47 +191,177 @@ def is_constant(constant: Constant, scores: Iterable[tuple[int, float]]) -> bool
     return bool(known) and all(np.isclose(of, parts, atol=1e-6).any() for parts, of in known)
 
 
-def has_one(table: pd.DataFrame) -> bool:
-    """Whether a cell of a table has the mark of a network that answers one class."""
-    return bool(table.map(lambda cell: ONE in str(cell)).to_numpy().any())
+def marks(column: Column) -> dict[str, str]:
+    """How a column marks the best method and those close to it: method -> such as "{}"."""
+    found = differences.best(column)
+    return dict.fromkeys(found.best, forms.BOLD) | dict.fromkeys(found.close, forms.ITALIC)
 
 
-def _marked(column: Column) -> dict[str, str]:
+def marked(column: Column) -> dict[str, str]:
     """Mean and standard deviation of each method, marked for the best; "" without a score."""
     pattern, form = marks(column), known(text_of(column.measure))
     return {label: pattern.get(label, "{}").format(form(of)) for label, of in column.scores.items()}
 
 
-def marks(column: Column) -> dict[str, str]:
-    """How a column marks the best method and those close to it: method -> such as "{}"."""
-    found = differences.best(column)
-    return dict.fromkeys(found.best, _BOLD) | dict.fromkeys(found.close, _ITALIC)
+def table(
+    heading: str, labels: Iterable[str], columns: Sequence[tuple[str, Mapping[str, str]]]
+) -> pd.DataFrame:
+    """A table with a row for each label; cells that a column lacks are empty.
+
+    columns: (heading, cells by label) of each, as several may have the same heading.
+    """
+    lines = [[label, *(cells.get(label, "") for _, cells in columns)] for label in labels]
+    return pd.DataFrame(lines, columns=[heading, *(each for each, _ in columns)])
+
+
+def main_table(
+    cells: Sequence[Cell],
+    *,
+    rules: Sequence[str] = (),
+    numbers: Mapping[str, Mapping[str, str]] | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Main | None:
+    """The test scores at the selected evaluations, a row for each method; None if there are none.
+
+    The columns are each held-out domain, their mean and the worst one, each further rule, and the
+    mean at the last round, which a paper's table leaves out. What is best in a column of scores is
+    marked (`marks`), and so are methods that are as good as an answer that is always the same,
+    which has a last row.
+
+    rules: of selection; the first is that of the cells.
+    numbers: of a paper: heading -> label -> text. "paper: NAME" stands beside our column NAME, and
+        others stand last.
+    names: label -> how a paper's table calls it.
+    """
+    rows, measure, numbers = selected(cells), cells[0].result.score, numbers or {}
+    if rows["why"].notna().all():
+        return None
+    domains = [*rows["held out"].unique()]
+    further = [
+        column._replace(heading=rule_heading(rule))
+        for rule, column in zip(rules[1:], by_rule(cells, rules[1:]), strict=True)
+    ]
+
+    def with_rules(columns: list[Column]) -> list[Column]:
+        if len(domains) == 1 and further:
+            columns[0] = columns[0]._replace(heading=rule_heading(rules[0]))
+        return [*columns[:-1], *further, columns[-1]]
+
+    columns = [(each.heading, marked(each)) for each in with_rules(scores(rows, measure))]
+    for rule, (_, texts) in zip(rules[1:], columns[-1 - len(further) : -1], strict=True):
+        for cell in cells:
+            texts[cell.label] = _of_rule(texts[cell.label], cell, rule)
+    of_domain = dict(zip(domains, [texts for _, texts in columns], strict=False))
+    for cell in cells:
+        if (chosen := cell.chosen) is None:
+            of_domain[cell.held_out][cell.label] = selection.why_none(cell.result)
+        elif is_constant(cell.constant, seed_scores(chosen).items()):
+            of_domain[cell.held_out][cell.label] += ONE
+    constants = _constants(cells)
+    for name, text in constants.items():
+        of_domain[name][CONSTANT] = text
+    if len(domains) == 1:
+        del columns[1]  # the worst of all domains stands in the table by domain
+    labels = [*rows["method"].unique(), *([CONSTANT] if constants else [])]
+    shown = table(f"held-out {measure.heading()}", labels, _beside(columns, numbers))
+    of_paper = [columns[:-1], [each for each in columns if each[0] in ("mean", "worst domain")]]
+    latex = [table("method", labels, _beside(each, numbers)) for each in of_paper if each]
+    for each in latex:
+        each["method"] = [(names or {}).get(label, label) for label in labels]
+    tests = {cell.label: cell.tests for cell in cells}
+    compared = with_rules(scores(selected(cells, surviving=True), measure, tests))
+    num_seeds = rows["seed"].nunique()
+    over = f", mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else ""
+    return Main(shown, compared, latex, f"Held-out {measure.heading()}{over}.")
+
+
+_PAPER = "paper: "  # before the name of a column of ours
+_Shown: TypeAlias = tuple[str, Mapping[str, str]]  # a heading, and cells by label
+
+
+def _beside(columns: Sequence[_Shown], numbers: Mapping[str, Mapping[str, str]]) -> list[_Shown]:
+    """The columns, with a paper's numbers beside those of the same name, and others last."""
+    there = [heading for heading, _ in columns]
+    shown = []
+    for heading, texts in columns:
+        shown.append((heading, texts))
+        beside = f"{_PAPER}{heading}"
+        shown += [(beside, numbers[beside])] if beside in numbers else []
+    return shown + [
+        (heading, texts)
+        for heading, texts in numbers.items()
+        if heading.removeprefix(_PAPER) not in there
+    ]
+
+
+def seed_scores(chosen: Chosen) -> dict[int, float]:
+    """The selected test score of each seed."""
+    return {run.seed: run["selected"].test_score for run in chosen.runs}
+
+
+def _of_rule(text: str, cell: Cell, rule: str) -> str:
+    """The text of a method in the column of a rule: how many seeds it picks nothing for, or why."""
+    one = choose(cell.label, cell.result, rule)
+    if one is None:
+        return selection.why_none(cell.result)
+    count = sum(selection.picked(run, rule) is None for run in one.runs)
+    return f"{text} (none for {count})" if text and count else text
+
+
+def _constants(cells: Sequence[Cell]) -> dict[str, str]:
+    """The accuracy of always answering the most frequent class, by held-out domain.
+
+    A domain in which methods differ in it, as they train on other examples, is left out.
+    """
+    texts: dict[str, set[str]] = {}
+    for cell in cells:
+        values = [value for value, _ in cell.constant.values()]
+        texts.setdefault(cell.held_out, set()).add(forms.percent(values) if values else "")
+    return {name: min(of) for name, of in texts.items() if len(of) == 1 and min(of)}
+
+
+def rule_heading(rule: str) -> str:
+    """The heading of a column of what a rule selects."""
+    return RULE_HEADINGS.get(rule, rule)
 
 
 def differences_table(
-    found: pd.DataFrame, measure: Measure = ACCURACY, baseline: str = ""
+    found: pd.DataFrame, columns: Sequence[Column], baseline: str = ""
 ) -> list[Part]:
     """The differences from the baseline, by default the first method, and how to read them.
 
-    found: by `differences.table`.
+    A method with other test examples has empty cells, and a line that says why.
+
+    found: by `differences.table` of the columns.
     """
-    found = found[found["other"] == (baseline or found["other"].iloc[0])] if len(found) else found
-    if found.empty:
+    if not columns:
+        return []
+    measure = columns[0].measure
+    labels = [*dict.fromkeys(label for column in columns for label in column.scores)]
+    baseline = baseline or labels[0]
+    found = found[found["other"] == baseline]
+    unpaired = [
+        label for label in labels if any(not each.is_paired(label, baseline) for each in columns)
+    ]
+    if found.empty and not unpaired:
         return []
     style = "+z.1f" if measure.is_share else "+z.3g"
 
-    def cell(one: pd.Series) -> str:
-        mean, low, high = (f"{measure.factor * one[x]:{style}}" for x in ("mean", "low", "high"))
-        shown = "*" if one["p_holm"] < differences.LEVEL else ""
-        return f"{mean}{shown} [{low}, {high}], n={one['seeds']}"
+    def cell(one: Any) -> str:
+        mean, low, high = (measure.factor * value for value in (one.mean, one.low, one.high))
+        star = "*" if one.p_holm < differences.LEVEL else ""
+        return f"{mean:{style}}{star} [{low:{style}}, {high:{style}}], n={one.seeds}"
 
-    cells = found.assign(text=found.apply(cell, axis=1))
-    table = cells.pivot_table("text", "method", "column", aggfunc="last", sort=False)
-    table = table[[*dict.fromkeys(found["column"])]]
-    left_out = found.groupby("method")["seeds_left_out"].max()
-    if left_out.any():
-        table["seeds left out"] = left_out.astype(str).where(left_out > 0, "")
-    table.insert(0, f"difference from {found['other'].iloc[0]}", table.index)
+    by_column: dict[str, dict[str, str]] = {column.heading: {} for column in columns}
+    left_out: dict[str, int] = {}
+    for one in found.itertuples():
+        by_column[one.column][one.method] = cell(one)
+        left_out[one.method] = max(left_out.get(one.method, 0), one.seeds_left_out)
+    shown = [(heading, cells) for heading, cells in by_column.items() if cells or unpaired]
+    if any(left_out.values()):
+        counts = {label: str(count) for label, count in left_out.items() if count}
+        shown.append(("seeds left out", counts))
+    rows = [label for label in labels if label in left_out or label in unpaired]
     points = ", of shares in percentage points" if measure.is_share else ""
     about = (
         f"Differences from the method in the heading{points}, seed by seed: the mean over n seeds "
@@ -290,55 +369,16 @@ def differences_table(
         "for the methods of a column has p < 0.05; intervals are not corrected. A seed in which a "
         "method has no number, such as a diverged run, is left out."
     )
-    return [table, about]
+    why = [_why_unpaired(columns[0], label, baseline) for label in unpaired]
+    parts: list[Part] = [table(f"difference from {baseline}", rows, shown), about]
+    return parts + (["\n".join(why)] if why else [])
 
 
-def _of_columns(
-    heading: str, labels: Iterable[str], columns: Sequence[tuple[str, Mapping[str, str]]]
-) -> pd.DataFrame:
-    """A table with a row for each label. columns: pairs, as several may have the same heading."""
-    lines = [[label, *(of.get(label, "") for _, of in columns)] for label in labels]
-    return pd.DataFrame(lines, columns=[heading, *(each for each, _ in columns)])
-
-
-def main_table(
-    rows: pd.DataFrame,
-    paper: Mapping[str, str],
-    diverged: Mapping[str, str] | None = None,
-    measure: Measure = ACCURACY,
-    constants: Constants | None = None,
-) -> pd.DataFrame:
-    """The test scores at the selected evaluations, a row per algorithm.
-
-    The columns are each held-out domain, their mean and the worst one, then the mean selected round
-    and the mean score at the last round, and how many runs diverged. What is best in a column of
-    scores is marked (`marks`).
-
-    rows: of `selected`.
-    paper: algorithm -> its number in a paper.
-    diverged: label -> how many of its runs diverged; without it there is no such column.
-    constants: adds a row, and marks methods that are as good as an answer that is always the same.
-    """
-    labels, num_domains = rows["algorithm"].unique(), rows["held out"].nunique()
-    *columns, last = [(each.heading, _marked(each)) for each in scores(rows, measure)]
-    of_domains = dict(columns[:num_domains])
-    for cell in rows.dropna(subset="why").to_dict("records"):
-        of_domains[cell["held out"]][cell["algorithm"]] = cell["why"]
-    for name, of_seed in (constants or {}).items():
-        for label, tests in _by_domain(rows, "test")[name].groupby("algorithm"):
-            if is_constant(of_seed, tests.droplevel(0).items()):
-                of_domains[name][label] += ONE
-        of_domains[name][CONSTANT] = text_of(measure)([one for one, _ in of_seed.values()])
-    labels = [*labels, CONSTANT] if constants else labels
-    if num_domains == 1:
-        del columns[1]  # the worst of all domains stands in the table by domain
-    rounds = _by_domain(rows, "round").mean(axis=1, skipna=False).groupby("algorithm")
-    columns += [("at round", rounds.agg(known(spread)).to_dict()), last]
-    if diverged:
-        columns.append(("runs diverged", {**diverged}))
-    if paper:
-        columns.append(("paper", {label: paper.get(label.split()[0], "") for label in labels}))
-    return _of_columns(f"held-out {measure.heading()}", labels, columns)
+def _why_unpaired(column: Column, label: str, baseline: str) -> str:
+    """A line about a method with other test examples than the baseline."""
+    one, other = (dict(column.tests[name]) for name in (label, baseline))
+    flags = [f"--{name}" for name in {**other, **one} if one.get(name) != other.get(name)]
+    return f"{label} is not compared with {baseline}: the test differs by {', '.join(flags)}."
 
 
 def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
@@ -346,20 +386,20 @@ def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
 
     rows: of `selected`, all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out, why = rows["held out"][0], rows.dropna(subset="why").set_index("algorithm")["why"]
-    chosen = rows[rows["why"].isna()].set_index(["seed", "algorithm"])
+    held_out, why = rows["held out"][0], rows.dropna(subset="why").set_index("method")["why"]
+    chosen = rows[rows["why"].isna()].set_index(["seed", "method"])
     columns = []
     for name in chosen.columns[chosen.columns.str.startswith("on ")]:
         domain = name.removeprefix("on ")
-        texts = _marked(Column(domain, chosen[name].unstack(), measure)) | why.to_dict()
+        texts = marked(Column(domain, chosen[name].unstack(), measure)) | why.to_dict()
         columns.append((f"{domain} (held out)" if domain == held_out else domain, texts))
-    columns.append(("worst domain", _marked(Column("", chosen["worst"].unstack(), measure))))
-    return _of_columns(measure.heading(" by domain"), rows["algorithm"].unique(), columns)
+    columns.append(("worst domain", marked(Column("", chosen["worst"].unstack(), measure))))
+    return table(measure.heading(" by domain"), rows["method"].unique(), columns)
 
 
 def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
     """The evaluations at the stop, a row per cell and threshold, over the seeds that stopped."""
-    rows = rows.explode("stops").rename(columns={"algorithm": "at the stop"})
+    rows = rows.explode("stops").rename(columns={"method": "at the stop"})
     for name in ("threshold", "round", "train_score", "worst_score", "domains"):
         rows[name] = [None if pd.isna(stop) else stop[name] for stop in rows["stops"]]
     rows["threshold"] = rows["threshold"].map("{:g}".format, na_action="ignore")
@@ -378,11 +418,11 @@ def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame
         "held out at the last round*": ("last", "score"),
         "why": ("why", "first"),
     }
-    table = _summary(rows, keys, columns, measure)
+    shown = _summary(rows, keys, columns, measure)
     of_domains = rows.groupby(keys, sort=False, dropna=False)["domains"].agg(domains)
-    table.insert(6, f"by domain{measure.unit}", of_domains.to_numpy())
-    why = table.pop("why")
-    return table.assign(stopped=table["stopped"].mask(why.notna(), why))
+    shown.insert(6, f"by domain{measure.unit}", of_domains.to_numpy())
+    why = shown.pop("why")
+    return shown.assign(stopped=shown["stopped"].mask(why.notna(), why))
 
 
 def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame:
@@ -403,38 +443,39 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
     if rows["dropped"].notna().any():
         rows = rows.assign(dropped=rows["dropped"].fillna(0).where(rows["why"].isna()))
         columns["rounds with a client dropped"] = ("dropped", "list")
-    return _summary(rows, ["algorithm", "held out"], columns, measure)
+    return _summary(rows, ["method", "held out"], columns, measure)
 
 
-def by_rule(results: Iterable[tuple[str, Result]]) -> list[Column]:
+def by_rule(cells: Sequence[Cell], rules: Sequence[str] = tuple(selection.RULES)) -> list[Column]:
     """The test scores of each method, by seed, at what each rule of selection picks.
 
-    Of several held-out domains they are means. A rule that picks nothing in any cell is left out.
-
-    results: (label, result) of each cell.
+    Of several held-out domains they are means.
     """
-    results, columns = list(results), []
-    for rule in selection.RULES:
-        rows = selected(results, rule)
+    columns = []
+    tests = {cell.label: cell.tests for cell in cells}
+    for rule in rules:
+        rows = selected(cells, rule)
+        scores = pd.DataFrame()
         if rows["why"].isna().any():
-            scores = _by_domain(rows, "test").mean(axis=1, skipna=False).unstack("algorithm")
-            heading = f"{rule} (looks at the test)" if rule == "oracle" else rule
-            scores = scores.reindex(columns=rows["algorithm"].unique())
-            columns.append(Column(heading, scores, results[0][1].score))
+            scores = _by_domain(rows, "test").mean(axis=1, skipna=False).unstack("method")
+        scores = scores.reindex(columns=rows["method"].unique())
+        heading = f"{rule} (looks at the test)" if rule == "oracle" else rule
+        columns.append(Column(heading, scores, cells[0].result.score, tests))
     return columns
 
 
-def rules_table(results: Sequence[tuple[str, Result]]) -> pd.DataFrame:
-    """The scores of `by_rule`, as means and standard deviations over seeds."""
-    why = {label: selection.why_none(result) for label, result in results}
+def rules_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """The scores of `by_rule`, without rules that pick nothing in any cell."""
+    why = {cell.label: selection.why_none(cell.result) for cell in cells}
     columns = [
-        (column.heading, {label: text or why[label] for label, text in _marked(column).items()})
-        for column in by_rule(results)
+        (column.heading, {label: text or why[label] for label, text in marked(column).items()})
+        for column in by_rule(cells)
+        if column.scores.notna().any(axis=None)
     ]
-    counts = {label: str(len(divergence.settings(of.runs))) for label, of in results}
+    counts = {cell.label: str(len(divergence.settings(cell.result.runs))) for cell in cells}
     columns.append(("number of settings", counts))
-    heading = f"held-out {results[0][1].score.heading()} by rule of selection"
-    return _of_columns(heading, counts, columns)
+    heading = f"held-out {cells[0].result.score.heading()} by rule of selection"
+    return table(heading, counts, columns)
 
 
 def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
@@ -451,26 +492,23 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
         "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
     }
-    names = {"held out": "best over methods, held out", "algorithm": "method"}
+    names = {"held out": "best over methods, held out", "method": "method"}
     rows = pd.DataFrame([row for one in best.values() for row in _of_seeds(one)])
     return _summary(rows.rename(columns=names), [*names.values()], columns, chosen[0].measure)
 
 
-def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
-    """A row for each setting: whether it is selected, its diverged runs, and the others' scores.
-
-    results: (label, result, rule of selection) of each cell.
-    """
+def settings_table(cells: Sequence[Cell]) -> pd.DataFrame:
+    """A row for each setting: whether it is selected, its diverged runs, and the others' scores."""
     rows = []
-    for label, result, rule in results:
-        one = choose(label, result, rule)
-        for number, setting in enumerate(divergence.settings(result.runs)):
+    for cell in cells:
+        one = cell.chosen
+        for number, setting in enumerate(divergence.settings(cell.result.runs)):
             is_selected = "yes" if one is not None and one.indices == setting.indices else ""
-            cell = {"algorithm": label, "held out": held_out_of(result), "number": number}
-            cell |= {"setting": setting.text, "selected": is_selected}
-            for run in (result.runs[index] for index in setting.indices):
-                picked = None if run.diverged else selection.picked_or_last(run, rule)
-                rows.append(cell | {"diverged": run.diverged} | _numbers(picked))
+            row = {"method": cell.label, "held out": cell.held_out, "number": number}
+            row |= {"setting": setting.text, "selected": is_selected}
+            for run in (cell.result.runs[index] for index in setting.indices):
+                picked = None if run.diverged else selection.picked_or_last(run, cell.rule)
+                rows.append(row | {"diverged": run.diverged} | _numbers(picked))
     # The scores are of the seeds that did not diverge.
     end = " of the others*" if any(row["diverged"] for row in rows) else "*"
     columns = {
@@ -483,44 +521,34 @@ def settings_table(results: Sequence[tuple[str, Result, str]]) -> pd.DataFrame:
         f"worst domain{end}": ("worst", "or diverged"),
         "MB sent by then": ("bytes", "megabytes"),
     }
-    keys = ["algorithm", "held out", "number", "setting", "selected"]
-    return _summary(pd.DataFrame(rows), keys, columns, results[0][1].score).drop(columns="number")
+    keys = ["method", "held out", "number", "setting", "selected"]
+    measure = cells[0].result.score
+    return _summary(pd.DataFrame(rows), keys, columns, measure).drop(columns="number")
 
 
-def _num_settings(results: Iterable[tuple[str, Result]]) -> int:
-    return sum(len(divergence.settings(result.runs)) for _, result in results)
+def _has_grid(cells: Iterable[Cell]) -> bool:
+    """Whether there are several settings."""
+    return sum(len(divergence.settings(cell.result.runs)) for cell in cells) > 1
 
 
-def write_grid(path: Path, results: Sequence[tuple[str, Result, str]], title: str) -> None:
-    """Writes the table of all settings; removes that of an earlier report if there is only one.
-
-    results: as for `settings_table`. path: as for `write_forms`.
-    """
-    if _num_settings((label, result) for label, result, _ in results) > 1:
-        write_forms(path, [settings_table(results)], title)
-    else:
-        for ending in (".md", ".tex"):
-            files.remove(path.with_name(path.name + ending))
-
-
-def _diverged(results: Sequence[tuple[str, Result]]) -> list[Part]:
+def _diverged(cells: Sequence[Cell]) -> list[Part]:
     """The paragraph about diverged runs, if there are any."""
     texts = [
-        f"{label}, held out {held_out_of(result)}: {divergence.text(result.runs)}."
-        for label, result in results
-        if any(run.diverged for run in result.runs)
+        f"{cell.label}, held out {cell.held_out}: {divergence.text(cell.result.runs)}."
+        for cell in cells
+        if any(run.diverged for run in cell.result.runs)
     ]
     rule = "A setting with a diverged seed is never selected."
     return ["\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])] if texts else []
 
 
-def _why_nothing(results: Sequence[tuple[str, Result]], rule: str) -> str:
+def _why_nothing(cells: Sequence[Cell]) -> str:
     """Why nothing was chosen in any cell."""
-    runs = [run for _, result in results for run in result.runs]
-    if any(selection.why_none(result) == "none" for _, result in results):
+    runs = [run for cell in cells for run in cell.result.runs]
+    if any(selection.why_none(cell.result) == "none" for cell in cells):
         who = "seed that did not diverge" if any(run.diverged for run in runs) else "seed"
         return (
-            f"{rule} picks no evaluation of any {who}; choose another rule, such as "
+            f"{cells[0].rule} picks no evaluation of any {who}; choose another rule, such as "
             "--select=validation; the table has the last round"
         )
     if all(run.diverged for run in runs):
@@ -529,52 +557,79 @@ def _why_nothing(results: Sequence[tuple[str, Result]], rule: str) -> str:
 
 
 def write(
-    folder: Path,
-    results: Iterable[tuple[str, Result]],
+    path: Path,
+    cells: Sequence[Cell],
+    main: Main | None = None,
     *,
-    title: str,
-    paper: Mapping[str, str],
-    rule: str = "validation",
+    title: str = "",
+    caption: str = "",
+    baseline: str = "",
     more: Sequence[Part] = (),
-    constants: Constants | None = None,
 ) -> str:
-    """Writes the tables, and returns those that compare methods and a text about diverged runs.
+    """Writes all tables of cells, and returns those that compare methods, to be printed.
 
-    The files are table.md and grid.md, both also as .tex, and differences.csv.
+    The files are PATH.md and PATH.tex, and beside them those of all settings (grid) and of the
+    differences (differences.csv).
 
-    results: (label, result) of each cell. rule: the rule of selection. more: further parts.
-    constants: as for `main_table`.
+    path: ends in "table" in a run folder of its own; the files beside another name begin with it.
+    main: of `main_table`, or of a study with columns of its own; None if nothing was selected.
+    caption: a paragraph below the table.
+    baseline: the method from which differences are shown; "" for the first.
+    more: further parts.
     """
-    results = list(results)
-    measure, diverged = results[0][1].score, _diverged(results)
-    with_rule = [(label, result, rule) for label, result in results]
-    write_grid(folder / "grid", with_rule, title)
-    ones = [one for label, result in results if (one := choose(label, result, rule))]
-    if not ones:
-        files.remove(folder / "differences.csv")
-        why: list[Part] = [_why_nothing(results, rule), *diverged, settings_table(with_rule)]
-        write_forms(folder / "table", why)
-        return printed(why)
-    counts = {}
-    for label, _ in results if diverged else ():
-        runs = [run for name, result in results if name == label for run in result.runs]
-        counts[label] = divergence.count(runs)
-    rows = selected(results, rule)
-    found = differences.table(scores(selected(results, rule, surviving=True), measure))
-    write_differences(folder / "differences.csv", found)
-    main = main_table(rows, paper, counts, measure, constants)
-    parts: list[Part] = [main, ABOUT_ONE] if has_one(main) else [main]
-    parts += [ABOUT_BEST] if any(map(marks, scores(rows, measure))) else []
-    parts += differences_table(found, measure)
-    if _num_settings(results) > 1:
-        parts.append(rules_table(results))
-    if len({one.label for one in ones}) > 1:
+    grid, others = (_beside_path(path, name) for name in ("grid", "differences"))
+    if _has_grid(cells):
+        forms.write_markdown(grid.with_suffix(".md"), [settings_table(cells)], title)
+    else:
+        files.remove(grid.with_suffix(".md"))
+    diverged = _diverged(cells)
+    if main is None:
+        for name in (path.with_suffix(".tex"), others.with_suffix(".csv")):
+            files.remove(name)
+        why: list[Part] = [_why_nothing(cells), *diverged, settings_table(cells)]
+        forms.write_markdown(path.with_suffix(".md"), why)
+        return forms.printed(why)
+    found = differences.table(main.columns, baseline)
+    if len(found):
+        files.write(others.with_suffix(".csv"), found.to_csv(index=False, lineterminator="\n"))
+    else:
+        files.remove(others.with_suffix(".csv"))
+    about = [ABOUT_BEST] if any(map(marks, main.columns)) else []
+    has_one = main.table.map(lambda cell: ONE in str(cell)).to_numpy().any()
+    about += [ABOUT_ONE] if has_one else []
+    notes = [f"{title}." if title else "", main.about, caption, *about]
+    forms.write_latex(
+        path.with_suffix(".tex"), main.latex or [main.table], " ".join(filter(None, notes))
+    )
+    parts: list[Part] = [main.table, *filter(None, [caption]), *about]
+    parts += differences_table(found, main.columns, baseline)
+    # Games serve the state of their stop, which no rule of selection looks at.
+    stops = [stop for cell in cells for run in cell.result.runs for stop in run.stops or ()]
+    has_stops = any(stop.round is not None for stop in stops)
+    ones = [one for cell in cells if (one := cell.chosen)]
+    if _has_grid(cells) and main.columns:
+        parts.append(rules_table(cells))
+    if len({one.label for one in ones}) > 1 and main.columns and not has_stops:
         parts.append(winners_table(ones))
-    details: list[Part] = []
-    if rows["held out"].nunique() == 1:
-        details.append(domains_table(rows, measure))
-    if ones[0].runs[0].stops is not None:
-        details.append(stops_table(rows, measure))
-    details += [selection.explained(rule), choices_table(rows, measure)]
-    write_forms(folder / "table", [*parts, *details, *diverged, *more], title)
-    return printed([*parts, *diverged, *more])
+    details = []
+    if main.columns:
+        parts += diverged
+        details = _details(cells)
+    forms.write_markdown(path.with_suffix(".md"), [*parts, *details, *more], title)
+    return forms.printed([*parts, *more])
+
+
+def _details(cells: Sequence[Cell]) -> list[Part]:
+    """What was selected, by which rule."""
+    rows, measure = selected(cells), cells[0].result.score
+    parts: list[Part] = []
+    if rows["held out"].nunique() == 1 and rows["why"].isna().any():
+        parts.append(domains_table(rows, measure))
+    if rows["stops"].notna().any():
+        parts.append(stops_table(rows, measure))
+    parts += map(selection.explained, dict.fromkeys(cell.rule for cell in cells))
+    return [*parts, choices_table(rows, measure)]
+
+
+def _beside_path(path: Path, name: str) -> Path:
+    return path.with_name(name if path.name == "table" else f"{path.name}_{name}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .. import build, tables
+from .. import build, forms
 from ..config import Config
 from ..running.records import Record
 from ..studies import drawings, study
@@ -158,7 +158,7 @@ def _columns(result: RowResult) -> Cells:
         "federation": where(result.config),
         "selected": study.varied(result),
         **study.texts(result.selected, _SCORES),
-        **{f"{name}, %": tables.spread(values) for name, values in _groups_of(result).items()},
+        **{f"{name}, %": forms.spread(values) for name, values in _groups_of(result).items()},
         "test at the last, %": study.percent(result.last, "test_score"),
         "MB sent": study.megabytes(result),
     }

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .. import figures
+from ..names import named
 
 _MOST = 100  # points of a curve
 NOTHING = "No figure: nothing was selected in any row."
@@ -68,7 +69,7 @@ def lines(
             x, y = _thinned(line)
             every = figures.spaced(y.shape[1], labels.index(label))
             how = styles[label] | {"markevery": every, "lw": 1.4}
-            figures.draw_mean(axis, x, y, 0.15, **how, label=figures.named(label))
+            figures.draw_mean(axis, x, y, 0.15, **how, label=named(label))
             for at in line.dots:
                 axis.plot(*at, "o", color=how["color"], mec="white", mew=0.5, ms=6)
         _set_up(axis, panel, size[0])
@@ -143,7 +144,7 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
             num_seeds = max([num_seeds, *(len(of) for _, of in line)])
             std = [np.std(each, ddof=len(each) > 1) for each in values]
             means = [np.mean(each) for each in values]
-            axis.errorbar(x, means, std, label=figures.named(name), capsize=3, **style)
+            axis.errorbar(x, means, std, label=named(name), capsize=3, **style)
             seeds = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
             for place, each in zip(x, values, strict=True):
                 axis.plot([place] * len(each), each, "o", **seeds)

@@ -15,7 +15,7 @@ import numpy as np
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
-from .. import figures, finished, selection, tables
+from .. import figures, finished, forms, selection
 from ..running.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult
@@ -121,10 +121,10 @@ def exit_columns(result: RowResult) -> Cells:
     last = [lines[-1] for lines in result.only.logs]
     odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
     train = [line["train_by_round"][-1] for line in last]
-    speed = "not reached" if np.isnan(reached).any() else tables.spread(reached)
+    speed = "not reached" if np.isnan(reached).any() else forms.spread(reached)
     cells = {
         f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
-        "training examples watched, %": tables.percent(train),
+        "training examples watched, %": forms.percent(train),
         "client 0's angle, %": study.percent(odd, "score"),
         f"rounds to loss {low}": speed,
         "client 0 left": "",

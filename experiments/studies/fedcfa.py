@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import build, grid, selection, tables
+from .. import build, forms, grid, selection
 from ..config import Config
 from ..running.records import Record
 from ..studies import drawings, factors, study
@@ -297,10 +297,10 @@ def _speed(result: RowResult) -> Cells:
     if percent is None:
         return {}
     rounds = [rounds_to(lines, percent) for lines in result.only.logs]
-    text = tables.spread(rounds)
+    text = forms.spread(rounds)
     if np.isnan(rounds).any():
         trained = map(selection.trained, result.only.logs)
-        best = tables.spread([max(study.percents(lines)) for lines in trained])
+        best = forms.spread([max(study.percents(lines)) for lines in trained])
         text = f"> {result.config.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
 
@@ -333,7 +333,7 @@ def _in_rounds(result: RowResult) -> Cells:
             at = [lines[number] for lines in by_round if number in lines and result.row.start]
             cells[f"test in round {number}, %"] = study.percent(at, "test_score")
     cells["test at the last, %"] = study.percent(result.last, "test_score")
-    return cells | {"rounds": tables.spread([max(lines) for lines in by_round])}
+    return cells | {"rounds": forms.spread([max(lines) for lines in by_round])}
 
 
 def _compared(result: RowResult) -> Cells:

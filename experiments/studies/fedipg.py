@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .. import selection, tables
+from .. import forms, selection
 from ..running.records import Line, Record
 from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
@@ -208,10 +208,10 @@ def _accuracies(result: RowResult) -> Cells:
     return {
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
-        "at round": tables.spread([each["round"] for each in picked]) if picked else "",
+        "at round": forms.spread([each["round"] for each in picked]) if picked else "",
         **study.texts(picked, _SCORES),
         "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
-        "MB sent by then": tables.spread(sent) if sent else "",
+        "MB sent by then": forms.spread(sent) if sent else "",
     }
 
 
@@ -237,8 +237,8 @@ def _by_domain(result: RowResult) -> Cells:
     scores = _scores_by_domain(result).items()
     return {
         "selected by": result.config.select,
-        **{heading: tables.percent([*of.values()]) for heading, of in scores},
-        "mean by oracle, %": tables.percent(np.mean(best, 0)),
+        **{heading: forms.percent([*of.values()]) for heading, of in scores},
+        "mean by oracle, %": forms.percent(np.mean(best, 0)),
     }
 
 
@@ -349,7 +349,7 @@ def _by_penalty(result: RowResult) -> Cells:
     """Test accuracy by penalty, the mean over held-out domains."""
     tests = {penalty: _of_domains(result, penalty) for penalty in _SWEPT}
     return {
-        f"penalty {penalty:g}, %": "diverged" if test is None else tables.percent(test.mean(0))
+        f"penalty {penalty:g}, %": "diverged" if test is None else forms.percent(test.mean(0))
         for penalty, test in tests.items()
     }
 

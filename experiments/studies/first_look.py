@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import tables
+from .. import forms
 from ..running.records import Record
 from ..studies import data_strips, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -97,7 +97,7 @@ def _columns(result: RowResult) -> Cells:
         "worst domain, %": study.percent(lines, "worst_score"),
         "training domains, %": study.percent(lines, "validation_score"),
         "selected by": rule,
-        "at round": tables.spread([line["round"] for line in lines], ".0f"),
+        "at round": forms.spread([line["round"] for line in lines], ".0f"),
         "MB sent": study.megabytes(result),
     }
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_inv.data import environments
 
-from .. import tables
+from .. import forms
 from ..running.records import Record
 from ..studies import drawings, masks, study
 from ..studies.study import Cells, Row, RowResult, Study
@@ -127,8 +127,8 @@ def _columns(result: RowResult) -> Cells:
     rule = "the best validation" if rule == "validation" else f"the round of {rule}"
     return {
         "stopped": when,
-        "rounds": tables.spread(rounds) if ends else f"> {result.config.rounds}",
-        "train, %": tables.percent(train) if ends else "",
+        "rounds": forms.spread(rounds) if ends else f"> {result.config.rounds}",
+        "train, %": forms.percent(train) if ends else "",
         **study.texts(ends, _SCORES),
         # A run that ends at its stop has no later round.
         "test at the last, %": last if continues or not ends else "",

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 
 from .. import differences
 from .. import figures as drawing
+from ..names import named
 from ..studies import drawings
 from ..studies.map_cells import Cell, heading, place_of
 from ..studies.map_columns import LISTED as SHIFTS
@@ -43,7 +44,7 @@ def heat_map(path: Path, data: str, cells: Sequence[Cell]) -> str:
     for (i, method), (j, place) in itertools.product(enumerate(methods), enumerate(places)):
         cell = found.get((method, place))
         _write(axis, i, j, cell, _text(cell), _STRONGEST)
-    axis.set_yticks(range(len(methods)), [*map(drawing.named, methods)], fontsize=9)
+    axis.set_yticks(range(len(methods)), [*map(named, methods)], fontsize=9)
     titles = [drawing.wrapped(heading(place), 1.1, 9) for place in places]
     axis.set_xticks(range(len(places)), titles, fontsize=9)
     axis.xaxis.tick_top()
@@ -89,7 +90,7 @@ def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[Cell]]) -> str:
         axis.set_xlabel(SHIFTS[place.partition("=")[0]].note, fontsize=8)
         axis.xaxis.tick_top()
         axis.tick_params(length=0)
-    axes[0].set_yticks(range(len(methods)), [*map(drawing.named, methods)], fontsize=9)
+    axes[0].set_yticks(range(len(methods)), [*map(named, methods)], fontsize=9)
     bar = figure.colorbar(picture, ax=list(axes), fraction=0.03, pad=0.01, extend="both")
     bar.set_label("points above or below FedAvg by validation", fontsize=9)
     every = [cell for of in by_rule.values() for cell in of]

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import build, config, differences, factories, report, tables
+from .. import build, config, differences, factories, forms, runs_csv, tables
 from ..errors import check_known, flag_error
 from ..running import files
 from ..studies import map_figures, map_methods, study
@@ -110,19 +110,17 @@ def select(data: str, options: Options) -> list[Row]:
 def write(path: Path, rows: list[RowResult], options: Options) -> str:
     """Writes the map as csv, Markdown and LaTeX, and returns the text to print."""
     cells = cells_of(rows)
-    shown = table(cells)
-    parts: list[tables.Part] = [shown, tables.ABOUT_ONE] if tables.has_one(shown) else [shown]
-    if options.own.beside:  # before the new file, which may replace it
-        parts.append(_agreement(cells, Path(options.own.beside)))
+    # Before the new file, which may replace it.
+    more = [_agreement(cells, Path(options.own.beside))] if options.own.beside else []
     of_rules = (of for rule, of in by_rule(rows).items() if rule)
     every = [*cells, *itertools.chain(*of_rules)]
     tests = [" ".join(f"{each:.6g}" for each in cell.tests) for cell in every]
     frame = pd.DataFrame(every).assign(tests=tests)
     text = frame.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
     files.write(path.with_suffix(".csv"), text)
-    tables.write_forms(path, [*parts, CAPTION])
-    report.write_runs(path.with_name(f"{path.name}_runs.csv"), study.cells_of(rows))
-    return tables.printed(parts)
+    finished = study.cells_of(rows)
+    runs_csv.write(path.with_name(f"{path.name}_runs.csv"), finished)
+    return tables.write(path, finished, tables.Main(table(cells)), caption=CAPTION, more=more)
 
 
 def by_rule(rows: Sequence[RowResult]) -> dict[str, list[Cell]]:
@@ -133,16 +131,18 @@ def by_rule(rows: Sequence[RowResult]) -> dict[str, list[Cell]]:
 
 def table(cells: Sequence[Cell]) -> pd.DataFrame:
     """The test accuracies, a row per method and a column per kind of shift."""
-    rows = [(cell.method, heading(place_of(cell)), _text(cell)) for cell in cells]
-    frame = pd.DataFrame(rows, columns=["test accuracy, %", "place", "text"])
-    texts = frame.pivot(index="test accuracy, %", columns="place", values="text").fillna("not run")
-    return texts.reindex(frame.iloc[:, 0].unique(), columns=frame["place"].unique()).reset_index()
+    methods = [*dict.fromkeys(cell.method for cell in cells)]
+    columns: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        texts = columns.setdefault(heading(place_of(cell)), dict.fromkeys(methods, "not run"))
+        texts[cell.method] = _text(cell)
+    return tables.table("test accuracy, %", methods, [*columns.items()])
 
 
 def _text(cell: Cell) -> str:
     if np.isnan(cell.test):
         return "diverged"
-    text = tables.spread(cell.tests)
+    text = forms.spread(cell.tests)
     if cell.word in (differences.BETTER, differences.WORSE):
         text += f", {cell.word}"
     return text + tables.ONE * cell.is_constant

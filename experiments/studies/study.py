@@ -20,7 +20,7 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from .. import config, differences, grid, machine, report, selection, tables
+from .. import config, forms, grid, machine, report, runs_csv, selection, tables
 from ..config import Config
 from ..differences import Column, Scores
 from ..errors import check_known
@@ -28,7 +28,6 @@ from ..flags import PARTICIPATION, PARTITION
 from ..running import divergence, files, launch, log, records
 from ..running.records import Line, Result, RunResult, Sweep
 from ..studies import drawings
-from ..tables import Part
 
 
 class Row(NamedTuple):
@@ -239,50 +238,53 @@ def result_of(row: Row, chosen: Config) -> RowResult:
 
 
 def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
-    """A line of a study's table: the row's label, our results and the paper's numbers."""
+    """A line of a study's table: our results and the paper's numbers."""
     columns = study.columns if result.is_complete else paper.diverged
     runs = [run for cell in result.cells for run in cell.result["runs"]]
     has_diverged = any(run["diverged"] for run in runs)
     count = {"runs diverged": divergence.count(runs)} if has_diverged else {}
-    return {data: result.row.label, **columns(result), **count, **study.numbers(result, data)}
+    return {**columns(result), **count, **study.numbers(result, data)}
 
 
-def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> pd.DataFrame:
+def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> tables.Main:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
-    marks = {column.heading: tables.marks(column) for column in scores_of(study, results)}
-    lines = [line(paper, study, data, result) for result in results]
-    ones = {
-        (result.row.label, column.heading)
-        for column, result in itertools.product(scores_of(study, results), results)
-        if result.row.label in column.scores
-        and len(result.cells) == 1
-        and tables.is_constant(result.only.constant, column.scores[result.row.label].items())
-    }
-    for each in lines:
-        for heading, found in marks.items():
-            if each.get(heading):
-                each[heading] = found.get(each[data], "{}").format(each[heading])
-                each[heading] += tables.ONE * ((each[data], heading) in ones)
-    lines += _constant(data, lines, results)
-    lines += [{data: "optimal", **paper.optimum}] if paper.optimum else []
+    columns = scores_of(study, results)
+    lines = {result.row.label: line(paper, study, data, result) for result in results}
+    by_label = {result.row.label: result for result in results}
+    for column, (label, texts) in itertools.product(columns, lines.items()):
+        if texts.get(column.heading):
+            text = tables.marks(column).get(label, "{}").format(texts[column.heading])
+            cells, scores = by_label[label].cells, column.scores.get(label, {})
+            is_one = len(cells) == 1 and tables.is_constant(cells[0].constant, scores.items())
+            texts[column.heading] = text + tables.ONE * is_one
+    _add_constant(lines, results)
+    lines |= {"optimal": dict(paper.optimum)} if paper.optimum else {}
     # A row that is not complete has few columns, in another order.
-    complete = [each for each, of in zip(lines, results, strict=False) if of.is_complete]
-    headings = dict.fromkeys(heading for each in [*complete, *lines] for heading in each)
-    return pd.DataFrame(lines, columns=[*headings])
+    complete = [lines[label] for label, result in by_label.items() if result.is_complete]
+    headings = dict.fromkeys(name for texts in [*complete, *lines.values()] for name in texts)
+    shown = [
+        (name, {label: texts.get(name, "") for label, texts in lines.items()}) for name in headings
+    ]
+    compared = {column.heading for column in columns}
+    of_paper = [each for each in shown if each[0] in compared or each[0].startswith("paper: ")]
+    latex = [tables.table(data, lines, each) for each in (of_paper, shown) if each]
+    return tables.Main(tables.table(data, lines, shown), columns, latex)
 
 
-def _constant(data: str, lines: list[Cells], results: Sequence[RowResult]) -> list[Cells]:
-    """A last line for the most frequent class, or where the rows differ in it a column."""
-    texts = []
+def _add_constant(lines: dict[str, Cells], results: Sequence[RowResult]) -> None:
+    """Adds a line for the most frequent class, or where the rows differ in it a column."""
+    texts = {}
     for result in results:
         of_cells = [[one for one, _ in cell.constant.values()] for cell in result.cells]
-        texts.append(tables.percent(np.mean(of_cells, axis=0)) if all(of_cells) else "")
-    heading = next((name for line in lines for name in line if name.startswith("test")), "")
-    if heading and len({*texts}) == 1:
-        return [{data: tables.CONSTANT, heading: texts[0]}] if texts[0] else []
-    for line, text in zip(lines, texts, strict=True):
-        line |= {f"{tables.CONSTANT}, %": text} if any(texts) else {}
-    return []
+        text = forms.percent(np.mean(of_cells, axis=0)) if all(of_cells) else ""
+        texts[result.row.label] = text
+    headings = [name for cells in lines.values() for name in cells if name.startswith("test")]
+    if headings and len({*texts.values()}) == 1:
+        text = min(texts.values())
+        lines |= {tables.CONSTANT: {headings[0]: text}} if text else {}
+    elif any(texts.values()):
+        for label, cells in lines.items():
+            cells[f"{tables.CONSTANT}, %"] = texts[label]
 
 
 def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
@@ -354,7 +356,7 @@ def run_all(paper: Paper, options: Options) -> str:
         files.write_json(path.with_name(f"{name}.json"), _origin(paper, options, data, results))
         for ending, draw in study.figures.items():
             texts.append(draw(path.with_name(f"{name}{ending}.png"), data, results))
-    return "\n\n" + "\n\n".join([text for text in [*texts, _caption(paper, study)] if text])
+    return "\n\n" + "\n\n".join([text for text in texts if text])
 
 
 def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[RowResult]) -> str:
@@ -362,31 +364,16 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
 
     path: the folder and the beginning of the files' names.
     """
-    columns = scores_of(study, rows)
-    found = differences.table(columns)
-    main = table(paper, study, data, rows)
-    shown: list[Part] = [main, tables.ABOUT_ONE] if tables.has_one(main) else [main]
-    parts: list[Part] = [tables.ABOUT_BEST] if any(map(tables.marks, columns)) else []
-    parts += tables.differences_table(found)
     cells = cells_of(rows)
-    chosen = [selection.choose(cell.label, cell.result, cell.rule) for cell in cells]
-    winners = [one for one in chosen if one]
-    # Games serve by the state of their stop, which no rule of selection looks at.
-    has_stops = any(row.config.thresholds for row in rows)
-    if columns and len({one.label for one in winners}) > 1 and not has_stops:
-        parts.append(tables.winners_table(winners))
-    tables.write_forms(path, [*shown, _caption(paper, study), *parts])
-    report.write_runs(path.with_name(f"{path.name}_runs.csv"), cells)
-    settings = [(cell.label, cell.result, cell.rule) for cell in cells]
-    tables.write_grid(path.with_name(f"{path.name}_grid"), settings, f"{path.name}, {data}")
-    tables.write_differences(path.with_name(f"{path.name}_differences.csv"), found)
-    return tables.printed([*shown, *parts])
+    runs_csv.write(path.with_name(f"{path.name}_runs.csv"), cells)
+    main = table(paper, study, data, rows)
+    return tables.write(path, cells, main, caption=_caption(paper, study))
 
 
-def cells_of(rows: Iterable[RowResult]) -> list[report.Cell]:
-    """The cells of rows, for the file of their evaluations."""
+def cells_of(rows: Iterable[RowResult]) -> list[tables.Cell]:
+    """The cells of rows, for tables."""
     return [
-        report.Cell(row.row.label, row.config.select, cell.folder, cell.result)
+        tables.Cell(row.row.label, cell.result, row.config.select, cell.folder, cell.constant)
         for row in rows
         for cell in row.cells
     ]
@@ -427,7 +414,7 @@ def why_none(result: RowResult) -> str:
 
 def percent(evaluations: Sequence[Any], accuracy: str) -> str:
     """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
-    return tables.percent([each[accuracy] for each in evaluations]) if evaluations else ""
+    return forms.percent([each[accuracy] for each in evaluations]) if evaluations else ""
 
 
 def texts(evaluations: Sequence[Any], headings: Mapping[str, str]) -> Cells:
@@ -454,7 +441,7 @@ def percents(evaluations: Iterable[Any]) -> list[float]:
 
 def megabytes(result: RowResult) -> str:
     """The megabytes that clients downloaded and uploaded in a run."""
-    return tables.spread([line["bytes"] / 1e6 for line in result.last])
+    return forms.spread([line["bytes"] / 1e6 for line in result.last])
 
 
 def curve(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedjax_inv_experiments import config, selection, tables
+from fedjax_inv_experiments import config, forms, selection, tables
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -122,8 +122,8 @@ def test_a_diverged_run_never_wins() -> None:
 
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     stops = [Stop(0.6, None)]
-    cells = [("good", result(RATES, stops)), ("bad", result(ALL, stops))]
-    printed = tables.write(tmp_path, cells, title="", paper={})
+    cells = [tables.Cell("good", result(RATES, stops)), tables.Cell("bad", result(ALL, stops))]
+    printed = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     text = (tmp_path / "table.md").read_text()
     by_heading = {
         rows[0][0]: {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[1:]}
@@ -132,13 +132,13 @@ def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     }
     names = [
         *("held-out accuracy, %", "held-out accuracy, % by rule of selection"),
-        *("accuracy by domain, %", "at the stop", "algorithm"),
+        *("accuracy by domain, %", "at the stop", "method"),
     ]
     assert list(by_heading) == names
     assert all(list(rows) == ["good", "bad"] for rows in by_heading.values())
     first, rules, domains, at_stop, choices = (by_heading[name] for name in names)
-    assert first["good"]["runs diverged"] == choices["good"]["runs diverged"] == "4 of 9"
-    assert first["bad"]["runs diverged"] == choices["bad"]["runs diverged"] == "6 of 6"
+    assert choices["good"]["runs diverged"] == "4 of 9"
+    assert choices["bad"]["runs diverged"] == "6 of 6"
     assert (
         first["bad"]["80"]
         == rules["bad"]["validation"]
@@ -160,7 +160,7 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
     picked = line(5, 0.5, domains=found, worst_score=0.5)
     good = result({0.1: (set(), 0.5)})
     good |= {"runs": [good.runs[0] | {"by_rule": {"validation": picked}}]}
-    rows = tables.selected([("good", good), ("bad", result(ALL))])
+    rows = tables.selected([tables.Cell("good", good), tables.Cell("bad", result(ALL))])
     assert tables.domains_table(rows).to_numpy().tolist() == [
         ["good", "", "50.0", "50.0"],
         ["bad", "diverged", "diverged", ""],
@@ -168,19 +168,20 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
-    def finished(rates: Rates) -> study.RowResult:
+    def finished(rates: Rates, label: str = "x") -> study.RowResult:
         of = result(rates)
         picked = selection.choose("x", of)
         runs = picked.runs if picked else []
         cell = study.CellResult("80", runs, [[] for _ in runs], of)
-        return study.RowResult(study.Row("x", ()), config.of(), [cell])
+        return study.RowResult(study.Row(label, ()), config.of(), [cell])
 
     def row(rates: Rates) -> dict[str, Any]:
         return study.line(fedipg.PAPER, of_study, "digits", finished(rates))
 
-    rows = [finished(ALL), finished(RATES)]
+    rows = [finished(ALL, "bad"), finished(RATES, "good")]
     of_study = fedipg.PAPER.studies["colours"]
-    headings, bad, good = entries(tables.text(study.table(fedipg.PAPER, of_study, "digits", rows)))
+    shown = study.table(fedipg.PAPER, of_study, "digits", rows).table
+    headings, bad, good = entries(forms.markdown(shown))
     order = ["digits", "selected by", "training domains, %", "test, %"]
     assert [name for name in headings if name in order] == order
     assert (bad[-1], good[-1]) == ("6 of 6", "4 of 9")

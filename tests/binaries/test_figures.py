@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 
 from fedjax_inv import algorithms
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments import data_figures, evaluation, figures
+from fedjax_inv_experiments import data_figures, evaluation, figures, names
 from fedjax_inv_experiments.data_figures import Holders
 from fedjax_inv_experiments.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.running.records import (
@@ -139,7 +139,7 @@ def test_one_panel(
         check(figure)
         (legend,) = figure.legends
         drawn = [text.get_text().replace("\n", " ") for text in legend.get_texts()]
-        assert drawn == [figures.literal(figures.named(label)) for label in labels]
+        assert drawn == [figures.literal(names.named(label)) for label in labels]
     expected = "client" if clients <= 6 else "clients, the worst first, %"
     assert saved["clients.png"].axes[0].get_xlabel() == expected
     (axis,) = saved["curves.png"].axes
@@ -156,8 +156,8 @@ def test_a_method_has_its_colour_in_every_figure() -> None:
     assert few["fedavg"]["color"] == many["FedAvg"]["color"]
     assert few["fedprox"]["color"] == many["FedProx-epochs"]["color"]
     assert len({style["color"] for style in many.values()}) == len(many)
-    assert figures.named("fedprox proximal=1.0") == "FedProx proximal=1.0"
-    assert {*figures.METHODS} == {*algorithms.LISTED}
+    assert names.named("fedprox proximal=1.0") == "FedProx proximal=1.0"
+    assert {*names.METHODS} == {*algorithms.LISTED}
 
 
 def test_panels_of_a_last_line_that_is_not_full(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_inv_experiments import config, tables
+from fedjax_inv_experiments import config, forms
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row
@@ -111,7 +111,7 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
     methods = fl_games.PAPER.studies["methods"]
     first, second, third, *_ = entries(
-        tables.text(study.table(fl_games.PAPER, methods, "colored_digits", done))
+        forms.markdown(study.table(fl_games.PAPER, methods, "colored_digits", done).table)
     )
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
@@ -121,7 +121,7 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
     assert second[4] == second[6]
     assert third[1] == "none"  # no run diverged, so the rule picked none
     # The paper's numbers stand under their headings, whatever a row has of its own.
-    cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done)
+    cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done).table
     assert cifar["paper: test"][0] == "54.71±2.13"
     assert cifar["paper: rounds"][2] == "217.6"
 

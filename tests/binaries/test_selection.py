@@ -73,7 +73,7 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
     cell = Cell("fl_games", {}, "test", [Run(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
-    rows = tables.selected([("fl_games", result)])
+    rows = tables.selected([tables.Cell("fl_games", result)])
     table = tables.choices_table(rows)
     assert [*table["at round"]] == ["8"]
     assert [*table["MB sent in all"]] == ["0.023"]
@@ -175,7 +175,10 @@ def test_a_table_has_the_scores_of_each_method_by_each_rule() -> None:
     never = [line(5, (0.8, 0.95), 0.05), line(10, (0.7, 0.8), 0.3)]
     found = {
         column.heading: column.scores.mean().to_dict()
-        for column in tables.by_rule([("one", result(LINES, LINES)), ("two", result(never, never))])
+        for column in tables.by_rule(
+            [tables.Cell("one", result(LINES, LINES)), tables.Cell("two", result(never, never))]
+        )
+        if column.scores.notna().any(axis=None)
     }
     assert found == {
         "validation": pytest.approx({"one": 0.1, "two": 0.05}),
@@ -269,5 +272,10 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
         ([bad, run(0.1, never)], "none"),
     ):
         assert selection.why_none(Result(cell, several)) == why
-    cells = [(str(len(runs)), Result(cell, list(runs))) for runs in (both, [run(0.2, never)])]
-    assert [*tables.main_table(tables.selected(cells, "agreement"), {})["0.9"]][1] == "none"
+    cells = [
+        tables.Cell(str(len(runs)), Result(cell, list(runs)), "agreement")
+        for runs in (both, [run(0.2, never)])
+    ]
+    main = tables.main_table(cells)
+    assert main is not None
+    assert main.table["0.9"].tolist()[1] == "none"

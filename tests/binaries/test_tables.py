@@ -2,19 +2,24 @@
 
 import math
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments import config, differences, report, selection, tables
+from fedjax_inv_experiments import config, differences, forms, report, runs_csv, selection, tables
 from fedjax_inv_experiments.metrics import Measure
-from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
+from fedjax_inv_experiments.running import records
+from fedjax_inv_experiments.running.records import Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.selection import RULES
 from fedjax_inv_experiments.studies import fl_games, study
+from fedjax_inv_experiments.tables import Cell
 from runs import line
 
 NAN = math.nan
@@ -67,7 +72,7 @@ def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> 
         of = (last.seed, last.hyper, last.diverged, picked, last)
         runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
     settings = {"split": True} if method == "fedipg" else {}
-    cell = Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
+    cell = records.Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
     return Result(cell, runs)
 
 
@@ -88,8 +93,9 @@ def rows_of(text: str) -> list[list[list[str]]]:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a sweep with one held-out domain, and what is printed."""
     folder = tmp_path_factory.mktemp("swept")
-    results = [(name, finished(name, rates, "45_%")) for name, rates in GRID.items()]
-    text = tables.write(folder, results, title="100% of $x$", paper={})
+    cells = [Cell(name, finished(name, rates, "45_%")) for name, rates in GRID.items()]
+    main = tables.main_table(cells, names={"fedipg": "FedIPG"})
+    text = tables.write(folder / "table", cells, main, title="100% of $x$")
     return folder, text
 
 
@@ -98,10 +104,10 @@ def test_a_sweep_says_what_is_best(swept: tuple[Path, str]) -> None:
     test, differ, rules, winner = rows_of(text)
     name = "fed_avg\\|x"
     assert test == [
-        ["held-out accuracy, %", "45_%", "at round", "at the last round", "runs diverged"],
-        [name, "50.0 ± 10.0", "10.0 ± 0.0", "50.0 ± 10.0", "0 of 6"],
-        ["fedipg", "**70.0 ± 9.0**", "10.0 ± 0.0", "**70.0 ± 9.0**", "1 of 6"],
-        ["moon", "diverged", "", "", "1 of 3"],
+        ["held-out accuracy, %", "45_%", "at the last round"],
+        [name, "50.0 ± 10.0", "50.0 ± 10.0"],
+        ["fedipg", "**70.0 ± 9.0**", "**70.0 ± 9.0**"],
+        ["moon", "diverged", ""],
     ]
     assert tables.ABOUT_BEST in text
     assert [rules[0][at] for at in (1, -1)] == ["validation", "number of settings"]
@@ -141,21 +147,60 @@ def test_the_grid_has_all_settings(swept: tuple[Path, str]) -> None:
     assert [row[at] for row in rows][3:] == ["99.0 ± 0.0", "25.0 ± 7.1"]
 
 
-@pytest.mark.parametrize("name", ["table", "grid"])
-def test_tables_in_latex(swept: tuple[Path, str], name: str) -> None:
-    """Each table has rows of as many cells as columns, and special characters are escaped."""
-    text = (swept[0] / f"{name}.tex").read_text()
+def test_a_table_for_a_paper(swept: tuple[Path, str]) -> None:
+    """It has no rounds, the methods' own names, and special characters are escaped."""
+    text = (swept[0] / "table.tex").read_text()
     assert r"100\% of \$x\$" in text
-    assert r"fed\_avg|x" in text
-    assert (r"\textbf{70.0 $\pm$ 9.0}" in text) == (name == "table")
-    plain = re.sub(r"\\([&%$#_{}]|\^\{\})|^%.*$", "", text, flags=re.MULTILINE)
-    assert plain.count("{") == plain.count("}")
-    assert not set("%#_~^±") & set(plain)
-    places = re.findall(r"\\begin\{tabular\}\{(l+)\}(.*?)\\end\{tabular\}", plain, re.DOTALL)
-    assert places
-    for columns, inside in places:
-        rows = [row for row in inside.split(r"\\") if "&" in row]
-        assert {row.count("&") + 1 for row in rows} == {len(columns)}
+    for row in (
+        r"method & 45\_\% \\",
+        r"fed\_avg|x & 50.0 $\pm$ 10.0 \\",
+        r"FedIPG & \textbf{70.0 $\pm$ 9.0} \\",
+        r"moon & diverged \\",
+    ):
+        assert row in text.splitlines()
+
+
+def numbered(count: int, width: int = 11) -> pd.DataFrame:
+    """A table of a name and some columns of scores."""
+    scores = {
+        f"domain {at}": [forms.BOLD.format("70.0 ± 9.0"), "61.5 ± 10.2"] for at in range(count)
+    }
+    return pd.DataFrame({"method": ["FedAvg", "V-REx inside"[:width]], **scores})
+
+
+@pytest.mark.parametrize(
+    ("count", "shown", "kind"),
+    [(1, 1, "table"), (3, 3, "table"), (7, 7, "table*"), (20, 2, "table")],
+)
+def test_a_table_fits_into_a_column_or_a_page(
+    tmp_path: Path, count: int, shown: int, kind: str
+) -> None:
+    forms.write_latex(tmp_path / "x.tex", [numbered(count), numbered(2)], "About it.")
+    text = (tmp_path / "x.tex").read_text()
+    assert rf"\begin{{{kind}}}[t]" in text
+    assert text.count("domain ") == shown
+    # Of the last table, the columns that fit.
+    forms.write_latex(tmp_path / "x.tex", [numbered(count)], "About it.")
+    assert 1 <= (tmp_path / "x.tex").read_text().count("domain ") <= count
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 7, 9])
+def test_tables_are_as_narrow_as_they_say(tmp_path: Path, count: int) -> None:
+    """LaTeX compiles them without a box that is too wide."""
+    forms.write_latex(tmp_path / "x.tex", [numbered(count)], "50% of $x$ ± ~1 & more")
+    page = [
+        r"\documentclass[twocolumn]{article}",
+        r"\usepackage{booktabs}",
+        r"\setlength{\textwidth}{487pt}\setlength{\columnsep}{19pt}",
+        r"\begin{document}\input{x.tex}\ref{tab:" + tmp_path.name.lower().replace("_", "-") + "-x}",
+        r"\end{document}",
+    ]
+    (tmp_path / "page.tex").write_text("\n".join(page))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
 
 
 def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> None:
@@ -164,25 +209,40 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
         "fed_avg|x": {"0": [0.50, 0.60, 0.70], "45_%": [0.40, 0.50, 0.60]},
         "fedipg": {"0": [0.71, 0.80, 0.89], "45_%": [0.79, 0.70, 0.61]},
     }
-    results = [
-        (name, finished(name, {0.1: of}, held_out))
+    cells = [
+        Cell(name, finished(name, {0.1: of}, held_out))
         for name, by_domain in of_domains.items()
         for held_out, of in by_domain.items()
     ]
-    text = tables.write(tmp_path, results, title="", paper={"fedipg": "94.3"})
-    test, differ, _, winners = rows_of(text)
-    ends = ["at round", "at the last round", "paper"]
-    assert test[0][1:] == ["0", "45_%", "mean", "worst domain", *ends]
-    tests = ["**70.0 ± 9.0**", "**60.0 ± 9.0**", "**65.0 ± 0.0**", "**57.3 ± 5.5**"]
-    assert test[2][1:] == [*tests, "10.0 ± 0.0", "**65.0 ± 0.0**", "94.3"]
-    assert differ[0][1:] == [*test[0][1:5], "at the last round"]
+    numbers = {"paper: mean": {"fedipg": "94.3"}, "paper": {"fedipg": "90"}}
+    main = tables.main_table(cells, numbers=numbers)
+    assert main is not None
+    test, differ, _, winners = rows_of(tables.write(tmp_path / "table", cells, main))
+    ends = ["worst domain", "at the last round", "paper"]
+    assert test[0][1:] == ["0", "45_%", "mean", "paper: mean", *ends]
+    tests = ["**70.0 ± 9.0**", "**60.0 ± 9.0**", "**65.0 ± 0.0**", "94.3", "**57.3 ± 5.5**"]
+    assert test[2][1:] == [*tests, "**65.0 ± 0.0**", "90"]
+    assert differ[0][1:] == ["0", "45_%", "mean", "worst domain", "at the last round"]
+    # A table for a paper, and a narrower one.
+    headings = [[*each.columns][1:] for each in main.latex]
+    assert headings == [[*test[0][1:6], "paper"], ["mean", "paper: mean", "worst domain", "paper"]]
+    # Each further rule has a column; with one domain, the first one names its column.
+    main = tables.main_table(cells, rules=["validation", "oracle"])
+    assert main is not None
+    assert [*main.table][5:] == ["oracle (looks at the test)", "at the last round"]
+    main = tables.main_table(cells[::2], rules=["validation", "oracle"])
+    assert main is not None
+    headings = ["training domains", "oracle (looks at the test)", "at the last round"]
+    assert [*main.table][1:] == headings
     assert [row[:2] for row in winners[1:]] == [["0", "fedipg"], ["45_%", "fedipg"]]
     # A domain may have the name of a column.
-    named = tables.selected(results).replace({"held out": {"0": "mean"}})
+    named = tables.selected(cells).replace({"held out": {"0": "mean"}})
     assert [each.heading for each in tables.scores(named)][:3] == ["mean", "45_%", "mean"]
     error = Measure("absolute error", higher_is_better=False, is_share=False)
-    errors = [(name, msgspec.structs.replace(result, score=error)) for name, result in results]
-    text = tables.write(tmp_path, errors, title="", paper={})
+    errors = [
+        cell._replace(result=msgspec.structs.replace(cell.result, score=error)) for cell in cells
+    ]
+    text = tables.write(tmp_path / "table", errors, tables.main_table(errors))
     assert "| held-out absolute error, lower is better " in text
     assert "percentage" not in text
     assert rows_of(text)[0][1][3:5] == ["**0.45 ± 0.1**", "**0.5 ± 0.1**"]
@@ -190,10 +250,11 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
 
 def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
     accuracies = {"fedavg": [0.5, 0.6, 0.7], "fedprox": [0.5, 0.6, 0.8]}
-    results = [(name, finished(name, {0.1: of}, "0")) for name, of in accuracies.items()]
-    constants = {str(run["seed"]): run["last"]["test_score"] for run in results[0][1].runs}
-    constants = {"0": {seed: (0.25, (0.3, of)) for seed, of in constants.items()}}
-    text = tables.write(tmp_path, results, title="", paper={}, constants=constants)
+    results = {name: finished(name, {0.1: of}, "0") for name, of in accuracies.items()}
+    tests = {str(run.seed): run.last.test_score for run in results["fedavg"].runs}
+    constant = {seed: (0.25, (0.3, of)) for seed, of in tests.items()}
+    cells = [Cell(name, result, constant=constant) for name, result in results.items()]
+    text = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     _, one, other, always = rows_of(text)[0]
     assert [row[1].endswith("(one class)") for row in (one, other)] == [True, False]
     assert always[1] == "25.0 ± 0.0"
@@ -202,14 +263,27 @@ def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
     assert tables.ABOUT_ONE in tex[tex.index(r"\caption") : tex.index(r"\begin{tabular}")]
 
 
+def test_a_method_with_other_test_examples_has_empty_differences(tmp_path: Path) -> None:
+    accuracies = {"a": [0.5, 0.6, 0.7], "b": [0.5, 0.7, 0.8], "c": [0.6, 0.65, 0.7]}
+    cells = [
+        Cell(name, finished(name, {0.1: of}, "0"), tests=(("angles", name == "b"),))
+        for name, of in accuracies.items()
+    ]
+    text = tables.write(tmp_path / "table", cells, tables.main_table(cells), baseline="c")
+    _, differ, *_ = rows_of(text)
+    assert [(row[0], bool(row[1])) for row in differ[1:]] == [("a", True), ("b", False)]
+    assert differ[0][0] == "difference from c"
+    assert "b is not compared with c" in text
+    assert "--angles" in text
+
+
 def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = {name: finished(name, rates, "45_%") for name, rates in GRID.items()}
-    monkeypatch.setattr(report.log, "read", lambda folder, done: log_of(GRID[folder.name], "45_%"))
-    cells = [
-        report.Cell(f"{name} !", "validation", tmp_path / name, result)
-        for name, result in results.items()
-    ]
-    report.write_runs(tmp_path / "runs.csv", cells)
+    monkeypatch.setattr(
+        runs_csv.log, "read", lambda folder, done: log_of(GRID[folder.name], "45_%")
+    )
+    cells = [Cell(f"{name} !", result, folder=tmp_path / name) for name, result in results.items()]
+    runs_csv.write(tmp_path / "runs.csv", cells)
     rows = pd.read_csv(tmp_path / "runs.csv")
     expected = [
         (f"{name} !", name, one.run, one.seed, one.round, domain)
@@ -233,6 +307,16 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
     picked = rows["picked_by"] == "validation last oracle"
     assert picked.equals((rows["round"] == 10) & ~rows["diverged"])
     assert not any("by_round" in name or name == "hyper" for name in rows)
+    # Every table is a pivot of this file: the test scores of each rule's choice.
+    test = rows[rows["split"] == "test"]
+    for column in tables.by_rule(cells):
+        rule = column.heading.split()[0]
+        chosen = test[test["selected_by"].fillna("").str.contains(rf"\b{rule}\b")]
+        scores = chosen.pivot(index="seed", columns="method", values="test_score")
+        expected = column.scores.dropna(axis=1, how="all")
+        assert sorted(scores) == sorted(expected)
+        for name in expected:
+            np.testing.assert_allclose(scores[name], expected[name])
 
 
 def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +324,7 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     results = {
         name: finished(name, {0.1: GRID[name][0.1]}, "45_%") for name in ("fed_avg|x", "fedipg")
     }
-    monkeypatch.setattr(report.log, "read", lambda folder, done: [])
+    monkeypatch.setattr(runs_csv.log, "read", lambda folder, done: [])
     chosen = config.of(watch_examples=10, rounds=10)
     rows = []
     for name, result in results.items():
@@ -251,12 +335,11 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
         rows.append(study.RowResult(study.Row(name, ()), chosen, [cell]))
     paper = fl_games.PAPER
     text = study.write_tables(tmp_path / "methods", paper, paper.studies["methods"], "digits", rows)
-    test, differ, winners = rows_of(text)
+    test, differ, *_ = rows_of(text)
     place = test[0].index("test, %")
     assert [row[place] for row in test[1:]] == ["50.0 ± 10.0", "**70.0 ± 9.0**", "75"]
     assert differ[0][:3] == ["difference from fed_avg\\|x", "test, %", "worst domain, %"]
-    assert winners[1][:2] == ["45_%", "fedipg"]
-    endings = [".md", ".tex", "_differences.csv", "_grid.md", "_grid.tex", "_runs.csv"]
+    endings = [".md", ".tex", "_differences.csv", "_grid.md", "_runs.csv"]
     assert {path.name for path in tmp_path.iterdir()} == {f"methods{name}" for name in endings}
     # A row in which a seed diverged, in a study of methods and in one of other rows.
     moon = finished("moon", GRID["moon"], "45_%")
@@ -267,3 +350,45 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
     assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
     assert study.scores_of(paper.studies["classes"], rows) == []
+
+
+ROWS = [("a,b", 1.5, None), ("50% of $x_1$", "diverged", "")]
+
+
+def test_tables_in_all_forms() -> None:
+    frame = pd.DataFrame(ROWS, columns=["run", "test, %", "paper"])
+    assert forms.markdown(frame).splitlines() == [
+        "| run          | test, %   | paper   |",
+        "|--------------|-----------|---------|",
+        "| a,b          | 1.5       |         |",
+        "| 50% of $x_1$ | diverged  |         |",
+    ]
+    assert forms.markdown(frame, align="right").splitlines()[2:] == [
+        "| a,b          |       1.5 |         |",
+        "| 50% of $x_1$ |  diverged |         |",
+    ]
+
+
+def test_a_bar_of_a_name_is_no_border() -> None:
+    frame = pd.DataFrame({"x|y": ["a|b", "c"], "n": [1, 2.5]})
+    head, _, line = forms.markdown(frame).splitlines()[:3]
+    assert head.startswith("| x\\|y ")
+    assert line.startswith("| a\\|b ")
+    assert line.replace("\\|", "").count("|") == 3
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("--seeds=0,1", "--seeds=0,1"),
+        ("--dataset=/data/mine/x.npz", "--dataset=x.npz"),
+        ("--dataset=~/x.csv", "--dataset=x.csv"),
+        ("--dataset=../x.csv", "--dataset=x.csv"),
+        ("--set=penalty=0.1", "--set=penalty=0.1"),
+        ("--data_dir=/data", None),
+        ("--resume", None),
+    ],
+)
+def test_a_command_names_no_place(word: str, shown: str | None) -> None:
+    expected = ["fedjax-inv paper cafe", *([shown] if shown else [])]
+    assert report.command(["paper", "cafe", word]) == " ".join(expected)
