@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import aggregators, checks, local, models, objectives, servers, tree, types
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 
@@ -228,6 +229,31 @@ def averaging(
         personal=serve is not None,
         network=lambda server: server.variables,
     )
+
+
+def sole_exchange(algorithm: types.Algorithm) -> types.Exchange:
+    """Return the only exchange of an algorithm whose clients upload what FedAvg's do.
+
+    Raises UsageError for another upload, such as one with a side state.
+    """
+    exchange = algorithm.exchanges[0]
+    if len(algorithm.exchanges) > 1 or exchange.blank is None:
+        text = "must upload the change of its parameters alone, once a round, as fedavg does"
+        raise UsageError("algorithm", ..., text)
+    return exchange
+
+
+def check_upload(exchange: types.Exchange, server: Tree, *, stats: bool) -> None:
+    """Raise UsageError unless the upload of a `sole_exchange` is an `Upload` of a delta alone.
+
+    stats: whether the delta may have statistics.
+    """
+    assert exchange.blank
+    blank = exchange.blank(server)
+    if not isinstance(blank, Upload) or jax.tree.leaves((blank.side, blank.weight)):
+        raise UsageError("algorithm", ..., "must upload a delta alone, as fedavg does")
+    if jax.tree.leaves(blank.delta.stats) and not stats:
+        raise UsageError("model", ..., "must have no statistics, as BatchNorm has")
 
 
 def _scaled(factor: Array, delta: types.Variables) -> types.Variables:

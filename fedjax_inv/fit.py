@@ -418,6 +418,8 @@ def _cohorts(schedule: Schedule, inputs: Inputs, rounds: int) -> tuple[types.Coh
         or drawn.who.ndim != 3
     ):
         raise UsageError("schedule", ..., f"must return cohorts [{rounds}, S] of all rounds")
+    if getattr(schedule, "has_empty_slots", False):
+        drawn = schedules.without_empty_slots(drawn)
     longest = int(np.max(drawn.delay, initial=0, where=drawn.present))
     history = max(1 + longest, getattr(schedule, "history", 1))
     for run in range(len(drawn.who)):

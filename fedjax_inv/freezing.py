@@ -198,4 +198,5 @@ def _exchange(
         lambda server, who, round: at(server.frozen).attends(server.wrapped, who, round),
         undelayed,
         blank and (lambda server: blank(server.wrapped)),
+        plain.unattended,
     )

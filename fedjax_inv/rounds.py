@@ -4,7 +4,8 @@ Four laws hold for all algorithms:
 1. Randomness is folded from (key, round, exchange, client), never split by slot, so the client
    axis, the order of slots and empty slots cannot change a result.
 2. Absent slots write nothing and weigh nothing; a client without examples is absent.
-3. An exchange that nobody attends leaves the server and every client as they were.
+3. An exchange that nobody attends leaves the server and every client as they were, unless the
+   exchange says otherwise (`Exchange.unattended`).
 4. A client whose reply holds a NaN or an infinity is reported; with `drop_nonfinite` it counts as
    absent.
 """
@@ -190,7 +191,7 @@ def _exchange(
     histories = list(state.broadcast_history)
     histories[index] = broadcasts
     state = state._replace(
-        server=optax.tree.where(present.any(), server, state.server),
+        server=optax.tree.where(present.any() | exchange.unattended, server, state.server),
         clients=tree.put(state.clients, jnp.where(wrote, where, nowhere), own),
         broadcast_history=tuple(histories),
     )

@@ -64,6 +64,33 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> types
     return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
 
 
+def poisson(rate: float) -> Callable[[Array, int, int], types.Cohort]:
+    """Return (random key, C clients, T rounds) -> a schedule [T, C], for `fit`.
+
+    Each client attends each round with probability `rate`, in (0, 1], independently of all others,
+    as `private.epsilon` supposes. `fit` keeps as many slots as its largest cohort needs.
+    """
+    checks.positive("rate", rate)
+    checks.real("rate", rate, 0, 1)
+
+    def draw(key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
+        return dropout(everyone(num_clients, num_rounds), key, 1 - rate)
+
+    draw.has_empty_slots = True  # type: ignore[attr-defined]
+    return draw
+
+
+def without_empty_slots(schedule: types.Cohort) -> types.Cohort:
+    """Return schedules [..., T, S] on the host with as many slots as the largest cohort needs.
+
+    In each round the slots of present clients come first, in their order.
+    """
+    present = np.asarray(schedule.present)
+    largest = max(1, present.sum(-1).max())
+    first = np.argsort(~present, axis=-1, kind="stable")[..., :largest]
+    return jax.tree.map(lambda leaf: np.take_along_axis(leaf, first, -1), schedule)
+
+
 def _schedule(who: Array) -> types.Cohort:
     return types.Cohort(
         who.astype(jnp.int32), jnp.ones(who.shape, bool), jnp.zeros(who.shape, jnp.int32)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from fedjax_inv import platforms
 from fedjax_inv.types import Array, Tree
@@ -46,6 +47,13 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
 def scaled(factor: float | Array, tree: Tree) -> Tree:
     """Return factor [] x each leaf of floats, in the leaf's dtype, whatever the factor's is."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)
+
+
+def clipped(tree: Tree, clip: float | Array) -> Tree:
+    """Return a tree, scaled down to an L2 norm of at most `clip`; zeros if it is not finite."""
+    norm = optax.tree.norm(jax.tree.map(wide, tree))
+    short = scaled(jnp.minimum(1.0, clip / jnp.where(norm > 0, norm, 1.0)), tree)
+    return optax.tree.where(jnp.isfinite(norm), short, optax.tree.zeros_like(tree))
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:

@@ -287,7 +287,7 @@ Broadcast = Callable[[Tree], Tree]
 # function that is vmapped, scanned and sharded over clients
 Client = Callable[[Visit], Reply]
 # (server, result of the aggregator, clients that attended) -> the server after the exchange, which
-# is discarded if no client attended
+# is discarded if no client attended, unless `Exchange.unattended`
 Update = Callable[[Tree, Tree, Cohort], Tree]
 # (server, client [], round [] from 0) -> whether a scheduled client takes part, [] bool, for
 # example by the turns of a game
@@ -305,6 +305,7 @@ class Exchange(NamedTuple):
     broadcast_undelayed: Broadcast = lambda server: ()  # a second message, which is never delayed
     # server -> an upload of zeros, if a client's last one may stand in for a missing one
     blank: Callable[[Tree], Tree] | None = None
+    unattended: bool = False  # whether `update` also acts if no client attended, on a sum of zeros
 
 
 # setup -> the server before the first round, a tree of arrays whose shapes never change
