@@ -28,8 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSh
 
 from benchmarks import frame, hlo, workloads
 from benchmarks.frame import Row, flag
-from experiments import assemble, build
-from experiments import config as configs
+from experiments import assemble, build, command_line
 from fedjax_inv import platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
@@ -116,8 +115,8 @@ def of_presets(name: str) -> Work:
     presets, _, algorithm = name.partition(":")
     asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
-    config = configs.of_arguments(asked)
-    assembled = assemble.assemble(config, config.seeds[:1])
+    config = command_line.of_arguments(asked)
+    assembled = assemble.assemble(config, config.training.seeds[:1])
     cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
     num_clients = assembled.plan(cell).inputs.train.size.shape[1]
     slots = build.slots(config, num_clients)

@@ -23,9 +23,8 @@ from fedjax_inv.types import Algorithm, Array, Examples, Federation, Model, Tree
 from . import build, grid, machine, scaling
 from . import data as data_flags
 from .build import Task
-from .config import Config
+from .config import Config, Data, Environment, Partition
 from .errors import flag_error, in_flags
-from .flags import DATA, ENVIRONMENT
 from .grid import Cell
 
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
@@ -50,7 +49,7 @@ class Assembled(NamedTuple):
 
     def plan(self, cell: Cell) -> Plan:
         """A cell, ready to be compiled and trained: what the flags ask of `fit`."""
-        config, is_labelled = self.config, self.config.watch_classes
+        config, is_labelled = self.config, self.config.evaluation.watch_classes
         splits = Splits(
             self.data,
             self.splits[cell.held_out],
@@ -63,7 +62,7 @@ class Assembled(NamedTuple):
             factory(config, cell, self.task),
             self.model,
             lambda seeds: splits,
-            rounds=config.rounds,
+            rounds=config.training.rounds,
             grid=cell.runs,
             schedule=build.Schedule(config),
             evaluations=build.evaluations(config, self.task.score),
@@ -78,7 +77,7 @@ class Assembled(NamedTuple):
         seed: one of the first draw.
         """
         dataset, split = self.dataset, self.splits[held_out][seed]
-        if not self.config.wrong_labels:
+        if not self.config.partition.wrong_labels:
             return dataset, split
         order, y = np.asarray(split.train.order), np.asarray(self.data.y)
         labels = dataset.y.copy()
@@ -112,14 +111,14 @@ class Assembled(NamedTuple):
         """A line about features of very different scales; "" with --standardise or no vectors."""
         dataset = self.dataset
         is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
-        if self.config.standardise or not is_vector:
+        if self.config.network.standardise or not is_vector:
             return ""
         held_out, of_seed = next(iter(self.splits.items()))
         return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
 
     def _scaling(self, held_out: str | None, seed: int, left_out: str = "") -> Scaling:
         scaler = self._scaler(held_out, seed, left_out)
-        return scaling.of_scaler(self.dataset, scaler, self.config.standardise)
+        return scaling.of_scaler(self.dataset, scaler, self.config.network.standardise)
 
     def _scaler(self, held_out: str | None, seed: int, left_out: str = "") -> Any:
         """The scaler that has seen the training examples of a run."""
@@ -158,11 +157,11 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
         def of(model: Model) -> Algorithm:
             return build.algorithm(cell.algorithm, model, work, task, arguments)
 
-        trained = config.train_only
+        trained = config.network.train_only
         plain = freezing.train_only(of, model, trained) if trained else of(model)
-        if config.average:
-            first = config.average_from - 1
-            plain = weight_averages.averaged(plain, decay=config.average, first=first)
+        if config.training.average:
+            first = config.training.average_from - 1
+            plain = weight_averages.averaged(plain, decay=config.training.average, first=first)
         return build.with_rule(config, cell.algorithm, plain)
 
     made.FACTS = build.facts(config, cell.algorithm)  # type: ignore[attr-defined]
@@ -193,8 +192,8 @@ def assemble(
     Raises UsageError if the flags do not fit the data.
     """
     build.check_names(config)
-    loaded = data_flags.load(config)
-    draw_of = {seed: data_flags.draw_seed(config, seed) for seed in seeds or config.seeds}
+    loaded = data_flags.load(config.data)
+    draw_of = {seed: data_flags.draw_seed(config, seed) for seed in seeds or config.training.seeds}
     _check_draws(config, loaded, len({*draw_of.values()}), len(draw_of))
     draws = {
         draw: _domains(config, loaded, draw)
@@ -203,15 +202,15 @@ def assemble(
     first = next(iter(draws.values()))
     if first.task == "classes" and len(np.unique(first.y)) < 2:
         text = f"has the class {first.classes[first.y[0]]!r} alone, must have two to tell apart"
-        raise flag_error("dataset", config.dataset, text)
+        raise flag_error("dataset", config.data.dataset, text)
     task = build.task(config, first.task, len(first.domains))
     model = build.network(config, first)
     shapes = build.network_shapes(config, model, first)
-    variables = start(shapes, [*draw_of]) if start and config.init_from else None
+    variables = start(shapes, [*draw_of]) if start and config.network.init_from else None
     held_out = data_flags.held_out(config, first.domains)
     validate = data_flags.validated(config, first.domains, held_out)
     left_out = {}
-    if config.leave_one_out:
+    if config.evaluation.leave_one_out:
         pairs = validate.items()
         left_out = {out: data_flags.training_domains(first, out, by) for out, by in pairs}
     cells = grid.cells(config, held_out, validate, left_out)
@@ -230,7 +229,7 @@ def assemble(
         for domain, by in validate.items()
     }
     source = np.tile(np.arange(len(first.y)), len(draws))
-    if config.wrong_labels:
+    if config.partition.wrong_labels:
         splits, copied = _with_wrong_labels(config, first, splits)
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     assembled = Assembled(
@@ -247,16 +246,18 @@ _SMALL_DRAW = 2**23  # bytes
 
 def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
     """The data set with a draw of its environments."""
-    if config.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
+    if config.data.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
         return data_flags.domains(config, loaded, draw)
-    chosen = config.only((*DATA, *ENVIRONMENT, "test_fraction", "clients"))
-    return _kept_domains(chosen, draw)
+    return _kept_domains(
+        config.data, config.environment.environment, config.partition.clients, draw
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_domains(chosen: Config, draw: int) -> Dataset:
+def _kept_domains(data: Data, environment: Environment, clients: int, draw: int) -> Dataset:
     """The last draws of small data sets, which the next rows of a study use again."""
-    return data_flags.domains(chosen, data_flags.load(chosen), draw)
+    config = Config(data, environment, Partition(clients=clients))
+    return data_flags.domains(config, data_flags.load(data), draw)
 
 
 def _on_host(data: Examples) -> Examples:
@@ -275,23 +276,28 @@ def _check_stream(assembled: Assembled, cell: Cell) -> bool:
     if not assembled.streams(cell):
         return False
     why = "with --hold=stream"
-    if config.hold == "auto":
+    if config.machine.hold == "auto":
         why = "as the data do not fit into memory and come from the host (--hold=stream)"
-    if config.pooled:
+    if config.partition.pooled:
         raise flag_error("pooled", True, f"must be left out {why}")
     if build.facts(config, cell.algorithm).pooled:
         text = f"must be another {why}: it trains on all examples at once"
         raise flag_error("algorithm", cell.algorithm, text)
-    if config.watch_examples:
-        raise flag_error("watch_examples", config.watch_examples, f"must be left out {why}")
+    if config.evaluation.watch_examples:
+        raise flag_error(
+            "watch_examples", config.evaluation.watch_examples, f"must be left out {why}"
+        )
     return True
 
 
 def _flag_of_model(chosen: Config, variables: Variables) -> str:
     """The flag to change where an algorithm refuses the network."""
-    if chosen.train_only and freezing.is_frozen(variables.params, chosen.train_only).head:
+    if (
+        chosen.network.train_only
+        and freezing.is_frozen(variables.params, chosen.network.train_only).head
+    ):
         return "train_only"
-    return "model" if chosen.cut < 0 else "cut"
+    return "model" if chosen.network.cut < 0 else "cut"
 
 
 def _check_start(assembled: Assembled, cell: Cell) -> None:
@@ -380,26 +386,26 @@ def _check_draws(config: Config, loaded: Dataset, count: int, seeds: int) -> Non
 
     seeds: the number of seeds, of which each has its own copies with wrong labels.
     """
-    wrong = config.wrong_labels * seeds
+    wrong = config.partition.wrong_labels * seeds
     bytes_of_draw = sum(leaf.nbytes for leaf in jax.tree.leaves(loaded.x))
     size = int(2 * (count + wrong) * bytes_of_draw)  # and on the device
     what = f" for {count} draws of the data{' and copies with wrong labels' * bool(wrong)}, twice"
     if count > 1 or wrong:
         try:
-            platforms.check_memory("seeds", config.seeds, size, devices.memory(), what)
+            platforms.check_memory("seeds", config.training.seeds, size, devices.memory(), what)
         except UsageError as error:
             raise in_flags(error, "", {"seeds": "seeds"}) from None
 
 
 def _examples(config: Config, task: Task, draws: Sequence[Dataset]) -> Examples:
-    needed = config.leave_one_out or task.score.is_worst
-    needed |= any(build.facts(config, name).needs_domains for name in config.algorithm)
+    needed = config.evaluation.leave_one_out or task.score.is_worst
+    needed |= any(build.facts(config, name).needs_domains for name in config.method.algorithm)
     each = [(draw.x, draw.y, draw.domain if needed else None) for draw in draws]
     arrays = each[0]
     if len(draws) > 1:
         arrays = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
-    is_large = config.hold == "auto" and devices.too_large(num_bytes(arrays))
-    if config.hold == "stream" or is_large:
+    is_large = config.machine.hold == "auto" and devices.too_large(num_bytes(arrays))
+    if config.machine.hold == "stream" or is_large:
         return federation.examples_on_host(*arrays)
     return federation.examples(*arrays)
 
@@ -414,11 +420,11 @@ def _split(
 ) -> Split:
     """The split of a run's seed. held_out: the domains of the test and of --validate."""
     domain, validate = held_out
-    if config.partition_seed != "each":
-        seed = int(config.partition_seed)
+    if config.partition.partition_seed != "each":
+        seed = int(config.partition.partition_seed)
     # Environments and splits begin with one permutation each. With the same seed it is the same, so
     # that the test that is drawn, or the clients, would be the environments.
-    by_domain = config.partition in ("domain", "mixed", "user")
+    by_domain = config.partition.partition in ("domain", "mixed", "user")
     is_redrawn = config.is_drawn and (domain is None or not by_domain)
     split = data_flags.split(
         config,
@@ -438,6 +444,6 @@ def _check_watching(assembled: Assembled) -> None:
     config, cells = assembled.config, assembled.cells
     of_first = [*assembled.splits[cells[0].held_out].values()]
     build.check_evaluations(config, assembled.task, len(group_names(of_first)))
-    if config.watch_classes:
+    if config.evaluation.watch_classes:
         splits = [split for of_seed in assembled.splits.values() for split in of_seed.values()]
         build.check_classes(assembled.dataset.classes, np.asarray(assembled.data.y), splits)

@@ -28,10 +28,9 @@ from fedjax_inv.plan import Evaluations
 from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Loss, Model, Tree, Variables, Work
 
 from . import factories, metrics
-from .config import Config
+from .config import MODELS, Config, Training
 from .errors import check_known, flag_error, in_flags, near
 from .factories import is_outside
-from .flags import MODELS
 from .metrics import ACCURACY, Measure
 from .selection import RULES
 
@@ -40,29 +39,34 @@ _STALE = 10  # rounds after which a client of --late=stale begins anew
 
 def check_names(config: Config) -> None:
     """Checks the names of code, before any data are read."""
-    factories.check_factory("model", config.model, MODELS)
-    if config.loss != "auto":
-        factories.check_factory("loss", config.loss, ["auto", *_LOSSES])
-    if config.score != "auto" and not is_outside(config.score):
-        check_known("score", config.score, ["auto", *objectives.SCORES])
-    for entry in config.paper:
-        check_known("paper", entry.partition("=")[0], {*config.algorithm, *LISTED})
-    for name in config.algorithm:
-        factories.check_factory("algorithm", name, LISTED)
+    factories.check_factory("model", config.network.model, MODELS)
+    if config.method.loss != "auto":
+        factories.check_factory("loss", config.method.loss, ["auto", *_LOSSES])
+    if config.evaluation.score != "auto" and not is_outside(config.evaluation.score):
+        check_known("score", config.evaluation.score, ["auto", *objectives.SCORES])
+    for entry in config.output.paper:
+        check_known("paper", entry.partition("=")[0], {*config.method.algorithm, *LISTED})
+    for name in config.method.algorithm:
+        check_algorithm(name)
         if factories.facts(name).needs_norm and not _has_norm(config):
             text = "needs --norm=batch, as the network has no normalisation layers"
             raise flag_error("algorithm", name, text)
     for flag in _OWN_FLAGS:
-        optimizer_arguments(config, flag)
+        optimizer_arguments(config.training, flag)
+
+
+def check_algorithm(name: str) -> None:
+    """Raises UsageError if there is no algorithm of this name."""
+    factories.check_factory("algorithm", name, LISTED)
 
 
 # The network.
 
 
 def _has_norm(config: Config) -> bool:
-    takes_norm = factories.takes(factories.network(config.model), "norm")
-    is_asked = config.norm != "none" and takes_norm
-    return is_asked or config.model not in factories.WITHOUT_NORM
+    takes_norm = factories.takes(factories.network(config.network.model), "norm")
+    is_asked = config.network.norm != "none" and takes_norm
+    return is_asked or config.network.model not in factories.WITHOUT_NORM
 
 
 def network_arguments(config: Config, data: Dataset) -> dict[str, Any]:
@@ -70,15 +74,15 @@ def network_arguments(config: Config, data: Dataset) -> dict[str, Any]:
 
     They are num_classes, which is positional, and all flags that the factory has arguments for.
     """
-    factory = factories.network(config.model)
+    factory = factories.network(config.network.model)
     if factories.takes(factory, "vocabulary") != bool(data.words):
         are = "are texts; must be lstm" if data.words else "are no texts"
-        raise flag_error("model", config.model, f"does not fit the data, which {are}")
+        raise flag_error("model", config.network.model, f"does not fit the data, which {are}")
     values = {
-        "activation": config.activation,
-        "widths": config.widths or _default_widths(config, data),
-        "cut": None if config.cut < 0 else config.cut,
-        "norm": None if config.norm == "none" else config.norm,
+        "activation": config.network.activation,
+        "widths": config.network.widths or _default_widths(config, data),
+        "cut": None if config.network.cut < 0 else config.network.cut,
+        "norm": None if config.network.norm == "none" else config.network.norm,
         "vocabulary": len(data.words),
         "image_size": _image_size(data) if factories.takes(factory, "image_size") else None,
     }
@@ -89,23 +93,25 @@ def network_arguments(config: Config, data: Dataset) -> dict[str, Any]:
 def network(config: Config, data: Dataset) -> Model:
     """The network for a data set."""
     settings = network_arguments(config, data)
-    factory, count = factories.network(config.model), settings.pop("num_classes")
-    model = factories.called("model", config.model, {}, Model, factory, count, **settings)
-    if config.dtype != "float32":
-        model = models.computed_in(model, config.dtype)
+    factory, count = factories.network(config.network.model), settings.pop("num_classes")
+    model = factories.called("model", config.network.model, {}, Model, factory, count, **settings)
+    if config.network.dtype != "float32":
+        model = models.computed_in(model, config.network.dtype)
     if is_scaled(config, data):
-        if data.words or config.weights:
+        if data.words or config.network.weights:
             text = "must be false, as texts and images of --weights have no scale of their own"
-            raise flag_error("standardise", config.standardise, text)
+            raise flag_error("standardise", config.network.standardise, text)
         model = models.scaled(model)
-    if config.weights:
-        if not config.init_from:  # else the networks come from there
+    if config.network.weights:
+        if not config.network.init_from:  # else the networks come from there
             try:
-                model = models.weights.pretrained(model, config.weights)
+                model = models.weights.pretrained(model, config.network.weights)
             except UsageError as error:
-                raise in_flags(error, f"--model={config.model}", {"path": "weights"}) from None
+                raise in_flags(
+                    error, f"--model={config.network.model}", {"path": "weights"}
+                ) from None
         model = models.normalised(model, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
-    if config.augment:
+    if config.network.augment:
         shape = _shape(data)
         if len(shape) != 4 or shape[-1] != 3:
             text = f"must be false, as the examples are {list(shape[1:])} and no RGB images"
@@ -119,12 +125,12 @@ def is_scaled(config: Config, data: Dataset) -> bool:
 
     It also does for categories, as those that do not occur in training are 0 (`scale` is 0).
     """
-    return config.standardise or any(column.categories for column in data.columns)
+    return config.network.standardise or any(column.categories for column in data.columns)
 
 
 def _default_widths(config: Config, data: Dataset) -> tuple[int, ...] | None:
     """The default widths of the mlp on vectors; None: the network's own."""
-    if config.model != "mlp" or data.words or not jax.tree_util.all_leaves([data.x]):
+    if config.network.model != "mlp" or data.words or not jax.tree_util.all_leaves([data.x]):
         return None
     return models.widths_for(data.x.shape[1]) if np.ndim(data.x) == 2 else None
 
@@ -155,17 +161,17 @@ def network_shapes(config: Config, model: Model, data: Dataset) -> Variables:
         jax.eval_shape(
             lambda v, x, m, k: models.apply(model, v, x, m, True, k), variables, x, mask, key
         )
-    if config.train_only:
+    if trained := config.network.train_only:
         try:
-            freezing.check(variables.params, config.train_only)
+            freezing.check(variables.params, trained)
         except UsageError as error:
             raise in_flags(error, "", {"patterns": "train_only"}) from None
-        if config.augment and freezing.is_frozen(variables.params, config.train_only).body:
-            text = f"must be false, as --train_only={','.join(config.train_only)} trains no body"
+        if config.network.augment and freezing.is_frozen(variables.params, trained).body:
+            text = f"must be false, as --train_only={','.join(trained)} trains no body"
             raise flag_error("augment", True, text)
     # A loss or an algorithm of one's own may need other outputs.
-    are_own = is_outside(config.loss) or all(map(is_outside, config.algorithm))
-    if is_outside(config.model) and not are_own:
+    are_own = is_outside(config.method.loss) or all(map(is_outside, config.method.algorithm))
+    if is_outside(config.network.model) and not are_own:
         _check_outputs(config, model, variables, data)
     return variables
 
@@ -180,7 +186,7 @@ def _check_outputs(config: Config, model: Model, variables: Variables, data: Dat
         return
     found = type(outputs).__name__ if shape is None else ["B", *shape[1:]]
     text = f"must return [B, {count}], one for each of the data's {data.task}, returns {found}"
-    raise flag_error("model", config.model, text)
+    raise flag_error("model", config.network.model, text)
 
 
 @contextlib.contextmanager
@@ -189,13 +195,13 @@ def _calls(config: Config, x: Tree) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise in_flags(error, f"--model={config.model}", {"path": "weights"}) from None
+        raise in_flags(error, f"--model={config.network.model}", {"path": "weights"}) from None
     except Exception as error:
-        if not is_outside(config.model):
+        if not is_outside(config.network.model):
             raise
         shapes = ", ".join(map(checks.shown, jax.tree.leaves(x)))
         text = f"fails on inputs {shapes}: {one_line(error)}"
-        raise flag_error("model", config.model, text) from None
+        raise flag_error("model", config.network.model, text) from None
 
 
 # The loss of training and the score of evaluations.
@@ -230,7 +236,7 @@ class Task(NamedTuple):
 
 
 def _score(config: Config, kind: str) -> Score:
-    name = config.score
+    name = config.evaluation.score
     if name == "auto":
         return objectives.DEFAULTS[kind][1]
     known = dict(objectives.SCORES)
@@ -252,7 +258,7 @@ def _check_kind(flag: str, name: str, kinds: Mapping[str, Sequence[str]], kind: 
 
 def task(config: Config, kind: str, num_domains: int = 1) -> Task:
     """The task of data with this kind of targets, which fits the algorithms."""
-    loss, name = objectives.DEFAULTS[kind][0], config.loss
+    loss, name = objectives.DEFAULTS[kind][0], config.method.loss
     if name == "auto":
         name = next(each for each, kinds in _LOSSES.items() if kind in kinds)
     elif not is_outside(name):
@@ -264,13 +270,13 @@ def task(config: Config, kind: str, num_domains: int = 1) -> Task:
     of_means = loss if kind != "classes" else None
     if name == "cross_entropy":
         of_means = objectives.soft_cross_entropy
-    is_default = config.loss == "auto" and kind == "classes"
+    is_default = config.method.loss == "auto" and kind == "classes"
     found = Task(kind, loss, of_means, is_default, _score(config, kind), num_domains)
-    for each in config.algorithm:
+    for each in config.method.algorithm:
         facts = factories.facts(each)
         if facts.needs_classes and kind != "classes":
             raise flag_error("algorithm", each, f"needs data with classes, these have {kind}")
-        if config.loss != "auto" and not factories.takes(factories.algorithm(each), "loss"):
+        if config.method.loss != "auto" and not factories.takes(factories.algorithm(each), "loss"):
             raise flag_error("algorithm", each, "has a loss of its own, must stand without --loss")
         if facts.means_of_targets and not (is_default or of_means):
             text = "needs a loss that takes means of classes, such as cross_entropy"
@@ -284,12 +290,12 @@ def task(config: Config, kind: str, num_domains: int = 1) -> Task:
 def facts(config: Config, name: str) -> Facts:
     """The facts of an algorithm; with --pooled it trains on all examples at once."""
     found = factories.facts(name)
-    return found._replace(pooled=found.pooled or config.pooled)
+    return found._replace(pooled=found.pooled or config.partition.pooled)
 
 
 def is_pooled(config: Config) -> bool:
     """Whether all algorithms train on all examples at once."""
-    return all(facts(config, name).pooled for name in config.algorithm)
+    return all(facts(config, name).pooled for name in config.method.algorithm)
 
 
 def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
@@ -297,9 +303,9 @@ def settings(config: Config) -> dict[str, dict[str, tuple[Any, ...]]]:
 
     A setting applies to every algorithm that has its name; at least one algorithm must have it.
     """
-    known = {name: factories.hyperparameters(name) for name in config.algorithm}
-    result: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in config.algorithm}
-    for entry in config.set:
+    known = {name: factories.hyperparameters(name) for name in config.method.algorithm}
+    result: dict[str, dict[str, tuple[Any, ...]]] = {name: {} for name in config.method.algorithm}
+    for entry in config.method.set:
         name, _, text = entry.partition("=")
         owners = [algorithm for algorithm, kinds in known.items() if name in kinds]
         if not owners:
@@ -370,15 +376,15 @@ _OWN_FLAGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def optimizer_arguments(config: Config, flag: str) -> dict[str, Any]:
+def optimizer_arguments(training: Training, flag: str) -> dict[str, Any]:
     """The arguments of an optimizer besides the learning rate.
 
     flag: the flag that names the optimizer, "optimizer" or "server_optimizer".
     """
-    name = getattr(config, flag)
+    name = getattr(training, flag)
     check_known(flag, name, OPTIMIZERS)
     own = _OWN_FLAGS[flag].get(name, {})
-    found = {argument: getattr(config, other) or None for argument, other in own.items()}
+    found = {argument: getattr(training, other) or None for argument, other in own.items()}
     if flag == "server_optimizer":  # b2: Reddi et al. 2021, Section 5, not optax's default
         return found | ({"b2": 0.99} if name in ("adam", "yogi") else {})
     kinds = {
@@ -386,7 +392,7 @@ def optimizer_arguments(config: Config, flag: str) -> dict[str, Any]:
         for p in inspect.signature(getattr(optax, name)).parameters.values()
         if not (p.default is p.empty or p.name in own or "mask" in p.name or "dtype" in p.name)
     }
-    for entry in config.optimizer_set:
+    for entry in training.optimizer_set:
         argument, _, text = entry.partition("=")
         if argument not in kinds:
             text = f"{name} has no {argument} to be set here; {near(argument, kinds)}"
@@ -400,7 +406,9 @@ def optimizer_arguments(config: Config, flag: str) -> dict[str, Any]:
 
 def optimizer(config: Config, flag: str, rate: float | Array) -> optax.GradientTransformation:
     """The optimizer that a flag names, as in `optimizer_arguments`."""
-    return getattr(optax, getattr(config, flag))(rate, **optimizer_arguments(config, flag))
+    return getattr(optax, getattr(config.training, flag))(
+        rate, **optimizer_arguments(config.training, flag)
+    )
 
 
 # The local training of clients: arguments of `fit`, besides the learning rate.
@@ -408,20 +416,27 @@ def optimizer(config: Config, flag: str, rate: float | Array) -> optax.GradientT
 
 def local_steps(config: Config) -> dict[str, Any]:
     """Which steps a client takes in a round."""
-    make, own = getattr(optax, config.optimizer), optimizer_arguments(config, "optimizer")
+    make, own = (
+        getattr(optax, config.training.optimizer),
+        optimizer_arguments(config.training, "optimizer"),
+    )
     own.pop("momentum", None)  # is a value of local training
     return {
         "optimizer": functools.partial(make, **own) if own else make,
-        "batch_size": config.batch_size or None,
-        "epochs": config.local_epochs,
-        "steps": config.local_steps or None,
+        "batch_size": config.training.batch_size or None,
+        "epochs": config.training.local_epochs,
+        "steps": config.training.local_steps or None,
     }
 
 
 def local_values(config: Config) -> dict[str, float]:
     """The values of local training besides the learning rate."""
-    momentum = config.momentum if config.optimizer == "sgd" else 0.0
-    return {"momentum": momentum, "weight_decay": config.weight_decay, "clip": config.clip}
+    momentum = config.training.momentum if config.training.optimizer == "sgd" else 0.0
+    return {
+        "momentum": momentum,
+        "weight_decay": config.training.weight_decay,
+        "clip": config.training.clip,
+    }
 
 
 def local_training(config: Config) -> dict[str, Any]:
@@ -437,10 +452,10 @@ def rate_schedule(config: Config) -> optax.Schedule | None:
     In a warm-up of w rounds it is (t + 1) / (w + 1). After it, with s = t - w, that of a constant
     schedule is 1, and that of a cosine (1 + cos(pi min(s / (rounds - w), 1))) / 2.
     """
-    warmup, is_cosine = config.warmup_rounds, config.schedule == "cosine"
+    warmup, is_cosine = config.training.warmup_rounds, config.training.schedule == "cosine"
     rest = optax.constant_schedule(1.0)
     if is_cosine:
-        rest = optax.cosine_decay_schedule(1.0, config.rounds - warmup)
+        rest = optax.cosine_decay_schedule(1.0, config.training.rounds - warmup)
     if not warmup:
         return rest if is_cosine else None
     rising = optax.linear_schedule(1 / (warmup + 1), 1.0, warmup)
@@ -455,41 +470,54 @@ def slots(config: Config, num_clients: int) -> int:
 
     A single client always takes part, as it may hold the pooled examples of all.
     """
-    if config.cohort or config.sampling_rate == 1 or num_clients == 1:
-        return min(config.cohort or num_clients, num_clients)
+    if config.participation.cohort or config.participation.sampling_rate == 1 or num_clients == 1:
+        return min(config.participation.cohort or num_clients, num_clients)
     try:
-        return schedules.cohort_size(num_clients, config.sampling_rate)
+        return schedules.cohort_size(num_clients, config.participation.sampling_rate)
     except UsageError as error:
         raise in_flags(error, "", {"rate": "sampling_rate", "num_clients": "clients"}) from None
 
 
 def check_clients(config: Config, num_clients: int) -> None:
     """Checks flags against the number of clients."""
-    if config.cohort > num_clients:
-        raise flag_error("cohort", config.cohort, f"must be at most the {num_clients} clients")
-    if config.buffer > num_clients:
-        raise flag_error("buffer", config.buffer, f"must be at most the {num_clients} clients")
-    for name, entries in (("slow", config.slow), ("lossy", config.lossy)):
+    if config.participation.cohort > num_clients:
+        raise flag_error(
+            "cohort", config.participation.cohort, f"must be at most the {num_clients} clients"
+        )
+    if config.participation.buffer > num_clients:
+        raise flag_error(
+            "buffer", config.participation.buffer, f"must be at most the {num_clients} clients"
+        )
+    for name, entries in (
+        ("slow", config.participation.slow),
+        ("lossy", config.participation.lossy),
+    ):
         for entry in entries:
             if int(entry.partition(":")[0]) >= num_clients:
                 raise flag_error(name, entry, f"must be of clients 0..{num_clients - 1}")
-    if not _of_clients(config.lossy, num_clients, 1.0).any():
+    if not _of_clients(config.participation.lossy, num_clients, 1.0).any():
         text = "lets no client's upload arrive; must be above 0 for one"
-        raise flag_error("lossy", config.lossy, text)
-    if config.frequency < 1 and num_clients > 1 and round(config.sparse * num_clients) == 0:
+        raise flag_error("lossy", config.participation.lossy, text)
+    if (
+        config.participation.frequency < 1
+        and num_clients > 1
+        and round(config.participation.sparse * num_clients) == 0
+    ):
         text = f"selects none of the {num_clients} clients, must be above {0.5 / num_clients:.3g}"
-        raise flag_error("sparse", config.sparse, text)
-    needed = -(-num_clients // (config.buffer or slots(config, num_clients)))
-    if config.first_all and needed > config.rounds:
-        raise flag_error("first_all", True, f"needs {needed} rounds, --rounds={config.rounds}")
+        raise flag_error("sparse", config.participation.sparse, text)
+    needed = -(-num_clients // (config.participation.buffer or slots(config, num_clients)))
+    if config.participation.first_all and needed > config.training.rounds:
+        raise flag_error(
+            "first_all", True, f"needs {needed} rounds, --rounds={config.training.rounds}"
+        )
 
 
 def with_rule(config: Config, name: str, algorithm: Algorithm) -> Algorithm:
     """The algorithm with the rule of --missing. name: the algorithm's."""
     try:
-        return late_uploads.with_rule(algorithm, config.missing)
+        return late_uploads.with_rule(algorithm, config.participation.missing)
     except UsageError as error:
-        where = f"--missing={config.missing} --algorithm={name}"
+        where = f"--missing={config.participation.missing} --algorithm={name}"
         raise in_flags(error, where, {"algorithm": ""}) from None
 
 
@@ -498,36 +526,49 @@ class Schedule:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        delays = [int(entry.partition(":")[2]) for entry in config.slow]
+        delays = [int(entry.partition(":")[2]) for entry in config.participation.slow]
         # How many broadcasts a run keeps, whatever is drawn.
-        self.history = 1 + _STALE if config.late == "stale" else max([1, *delays])
+        self.history = 1 + _STALE if config.participation.late == "stale" else max([1, *delays])
 
     def __call__(self, key: Array, num_clients: int, num_rounds: int) -> Cohort:
         config = self._config
-        drawn, seconds = slots(config, num_clients), _of_clients(config.slow, num_clients, 1)
-        if config.buffer:
-            draw = schedules.buffered(config.buffer, drawn, seconds)
+        drawn, seconds = (
+            slots(config, num_clients),
+            _of_clients(config.participation.slow, num_clients, 1),
+        )
+        if config.participation.buffer:
+            draw = schedules.buffered(config.participation.buffer, drawn, seconds)
             cohort = draw(key, num_clients, num_rounds)
             # `fit` reads it after this call, as it depends on the number of clients.
-            self.history = 1 + schedules.oldest(config.buffer, drawn, seconds)
+            self.history = 1 + schedules.oldest(config.participation.buffer, drawn, seconds)
         elif drawn < num_clients:
             cohort = schedules.sampled(key, num_clients, drawn, num_rounds)
         else:
             cohort = schedules.everyone(num_clients, num_rounds)
-        if config.slow and not config.buffer:
+        if config.participation.slow and not config.participation.buffer:
             cohort = schedules.slow(cohort, jnp.asarray(seconds))
-        arrives = _of_clients(config.lossy, num_clients, 1.0) * (1 - config.dropout)
+        arrives = _of_clients(config.participation.lossy, num_clients, 1.0) * (
+            1 - config.participation.dropout
+        )
         fails = jnp.asarray(1 - arrives)
-        if config.frequency < 1:
-            often = _arrival(key, num_clients, config.sparse, config.frequency)
+        if config.participation.frequency < 1:
+            often = _arrival(
+                key, num_clients, config.participation.sparse, config.participation.frequency
+            )
             fails = 1 - jnp.asarray(arrives) * often
-        if config.lossy or config.dropout or config.frequency < 1:
+        if (
+            config.participation.lossy
+            or config.participation.dropout
+            or config.participation.frequency < 1
+        ):
             draw_key = jax.random.fold_in(key, 1)
-            if config.late == "stale":
+            if config.participation.late == "stale":
                 cohort = schedules.stale(cohort, draw_key, fails, num_clients, longest=_STALE)
             else:
                 cohort = schedules.dropout(cohort, draw_key, fails)
-        return schedules.first_all(cohort, num_clients) if config.first_all else cohort
+        return (
+            schedules.first_all(cohort, num_clients) if config.participation.first_all else cohort
+        )
 
 
 def _arrival(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
@@ -539,7 +580,7 @@ def _arrival(key: Array, num_clients: int, sparse: float, frequency: float) -> A
 def is_sparse(config: Config, num_clients: int, seed: int) -> np.ndarray:
     """[C] bool: which clients of a run are sparse, so that --frequency applies to them."""
     key = schedule_key(seed)
-    return np.asarray(_arrival(key, num_clients, config.sparse, 0.5)) < 1
+    return np.asarray(_arrival(key, num_clients, config.participation.sparse, 0.5)) < 1
 
 
 def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.ndarray:
@@ -557,48 +598,50 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
 def evaluations(config: Config, score: Score) -> Evaluations:
     """When runs are evaluated and what stops them, as `fit` takes it."""
     return Evaluations(
-        config.eval_every,
-        config.eval_start,
+        config.evaluation.eval_every,
+        config.evaluation.eval_start,
         score,
-        nonfinite=config.nonfinite,
-        by_class=config.watch_classes,
-        watched=config.watch_examples,
+        nonfinite=config.evaluation.nonfinite,
+        by_class=config.evaluation.watch_classes,
+        watched=config.evaluation.watch_examples,
         warm_start=lambda sizes: warm_start(config, sizes),
-        thresholds=config.thresholds,
-        stop_above=bool(config.stop_above),
-        end_at_stop=config.after_stop == "end",
+        thresholds=config.evaluation.thresholds,
+        stop_above=bool(config.evaluation.stop_above),
+        end_at_stop=config.evaluation.after_stop == "end",
     )
 
 
 def warm_start(config: Config, sizes: np.ndarray) -> int:
     """The number of rounds before a stop. sizes [C]: the training clients' numbers of examples."""
-    if config.stop_above:
+    if config.evaluation.stop_above:
         return 0
-    if config.warm_start == "clients":
+    if config.evaluation.warm_start == "clients":
         return len(sizes)
-    if config.warm_start == "batches":
+    if config.evaluation.warm_start == "batches":
         largest = int(sizes.max())
-        return -(-largest // (config.batch_size or largest))
-    return int(config.warm_start)
+        return -(-largest // (config.training.batch_size or largest))
+    return int(config.evaluation.warm_start)
 
 
 def check_evaluations(config: Config, task: Task, num_groups: int) -> None:
     """Checks flags against targets and score. num_groups: of validation, a domain or several."""
-    metrics.check(config.metrics, task.kind)
-    if config.watch_classes and task.kind != "classes":
+    metrics.check(config.evaluation.metrics, task.kind)
+    if config.evaluation.watch_classes and task.kind != "classes":
         raise flag_error("watch_classes", True, f"needs data with classes, these have {task.kind}")
-    if config.select == "unseen_domain" and not config.validate:
-        raise flag_error("select", config.select, "needs the domain, --validate=DOMAIN or =next")
-    if RULES[config.select].compares_domains:
+    if config.evaluation.select == "unseen_domain" and not config.data.validate:
+        raise flag_error(
+            "select", config.evaluation.select, "needs the domain, --validate=DOMAIN or =next"
+        )
+    if RULES[config.evaluation.select].compares_domains:
         if task.measure != ACCURACY:
             text = f"compares accuracies of classes, the score is the {task.score.name}"
-            raise flag_error("select", config.select, text)
+            raise flag_error("select", config.evaluation.select, text)
         if num_groups < 2:
             text = "needs several training domains, each with clients of its own"
-            raise flag_error("select", config.select, text)
-    for threshold in config.thresholds if task.score.is_share else ():
+            raise flag_error("select", config.evaluation.select, text)
+    for threshold in config.evaluation.thresholds if task.score.is_share else ():
         if not 0 < threshold < 1:
-            name = "stop_below" if config.stop_below else "stop_above"
+            name = "stop_below" if config.evaluation.stop_below else "stop_above"
             raise flag_error(name, threshold, "must be above 0 and below 1")
 
 

@@ -1,54 +1,144 @@
-"""A configuration: the values of all flags of an experiment.
+"""The configuration of an experiment: typed values in groups, each with its flag.
 
-`chosen` is that of this process's command line; `of`, `changed` and `of_arguments` make others,
-which the same parsers and validators check.
+A function takes the group that it needs, so a reader sees what it depends on. On command lines, in
+presets and in config.json the values are flat: `--rounds=5` is `config.training.rounds`.
+
+This file imports no package that takes seconds to import, so that --help takes none.
 """
 
-import copy
-import difflib
 import functools
+import importlib.util
 import os
-import re
-import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from absl import flags
 
-from .flags import ALGORITHMS, NAMES, PRESETS, SOURCES
+from . import sheet
+from .sheet import flag
 
-FLAGS = flags.FLAGS
+_LIBRARY = importlib.util.find_spec("fedjax_inv")
+assert _LIBRARY is not None
+assert _LIBRARY.origin is not None
+# An algorithm is a file of the library with a factory of its name.
+SOURCES = Path(_LIBRARY.origin).parent / "algorithms"
+ALGORITHMS = sorted(path.stem for path in SOURCES.glob("*.py") if path.stem != "__init__")
+MODELS = ("mlp", "cnn", "leaf_cnn", "alexnet", "lenet", "resnet18", "resnet50", "lstm")
+ENVIRONMENTS = {
+    "rotated": "a domain for each of --angles and --odd_angles",
+    "colored": "a colour that misleads in the test (Colored MNIST): --num_classes, --flips, "
+    "--test_flip, --label_noise, --binarise",
+    "patched": "a black corner that misleads in the test: the same flags but --binarise",
+    "combinations": "a domain for each fixed rule from digit to colour: --stain",
+    "stained": "colours that follow the label by another rule in the test: --stain, "
+    "--training_domains, --domain_size",
+    "simpson": "a colour that tells the digit in each client, but hardly over all clients: "
+    "--shading, --paradox",
+    "none": "the data's own domains",
+}
+METRICS = {
+    "balanced_accuracy": "the mean of the accuracies on each class",
+    "f1": "the mean F1 of the classes that occur or are predicted, or of the labels",
+    "auroc": "the area under the ROC curve, the mean over classes against the rest, or over labels",
+    "average_precision": "the same of average precision",
+    "calibration_error": "the expected calibration error in 15 bins",
+    "brier": "the squared error of probabilities, the sum over classes or the mean over labels",
+    "mae": "the mean absolute error",
+    "rmse": "the root of the mean squared error",
+    "r2": "the coefficient of determination, the mean over values that vary",
+}
+_OF_OPTAX = "or another of optax that needs a learning rate only"
 
 
-class Config:
-    """The values of all flags of an experiment, which do not change: config.rounds."""
+def _explained(texts: Mapping[str, str], between: str) -> str:
+    return "; ".join(f"{name}{between}{text}" for name, text in texts.items())
 
-    def __init__(self, **values: Any) -> None:
-        vars(self).update(values)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
+def _names_number(entry: str) -> bool:
+    name, _, number = entry.partition("=")
+    return bool(name) and number.replace(".", "", 1).isdecimal()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"{name}: a configuration does not change")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Config) and vars(self) == vars(other)
+def _by_client(parse: Callable[[str], float], least: float, most: float) -> Callable[[Any], bool]:
+    """Whether each entry is client:value, one for a client."""
 
-    def __hash__(self) -> int:
-        return hash(tuple(vars(self).items()))
+    def holds(entries: Sequence[str]) -> bool:
+        try:
+            pairs = [entry.split(":") for entry in entries]
+            clients = [int(client) for client, *_ in pairs]
+            values = [parse(pair[1]) for pair in pairs]
+        except (ValueError, IndexError):
+            return False
+        in_range = all(least <= value <= most for value in values)
+        return in_range and len({*clients}) == len(clients) and min(clients, default=0) >= 0
 
-    def __repr__(self) -> str:
-        return f"Config({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+    return holds
 
-    def only(self, names: Collection[str]) -> "Config":
-        """These flags alone."""
-        return Config(**{name: getattr(self, name) for name in names})
 
-    def unchecked(self, **values: Any) -> "Config":
-        """With other values of some flags, which nothing checks."""
-        return Config(**(vars(self) | values))
+@dataclass(frozen=True)
+class Data:
+    """The data set, and which of its domains only the test sees."""
+
+    dataset: str = flag(
+        "digits",
+        "digits, moved_digits (nine copies of each, moved by a pixel), dsprites, a TFDS name, or "
+        "the path of an .npz, of a folder of images, of LEAF's FEMNIST (.json), of a table (.csv "
+        "or .parquet) of features or of paths of images, or of a folder of x.npy, y.npy and "
+        "others; or sentiment140: and the path of its .csv.",
+    )
+    target_column: tuple[str, ...] = flag(("target",), "The columns of a table's targets.")
+    domain_column: str = flag("domain", "The column of a table's domains, if there are any.")
+    client_column: str = flag("client", "That of its clients, for --partition=user.")
+    test_column: str = flag("test", "That of its test split: true/false or 1/0.")
+    group_column: str = flag(
+        "", "That of groups, such as patients, which no random split separates."
+    )
+    split_column: str = flag(
+        "",
+        "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column. "
+        "Default: a column called split, if there is one.",
+    )
+    image_column: str = flag(
+        "img_filename",
+        "That of paths of images, which are then the examples; columns without a flag are not "
+        "read.",
+    )
+    ignored_columns: tuple[str, ...] = flag((), "Other columns of a table that are not features.")
+    task: Literal["auto", "classes", "labels", "values"] = flag(
+        "auto",
+        "What a table's targets are; auto: one target is of classes if it holds texts, "
+        "true/false, or whole numbers of which few differ, else of values; several are labels if "
+        "they hold true/false, else values.",
+    )
+    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
+    image_size: int = flag(0, "Side of images of files; 0: as they are.", least=0)
+    stride: int = flag(1, "Keep every n-th pixel (2: 14x14 MNIST).", least=1)
+    vocabulary: int = flag(0, "Most frequent words of a text; 0: 10,000.", least=0)
+    text_length: int = flag(0, "Words of a text, cut or padded; 0: 30.", least=0)
+    max_examples: int = flag(0, "Examples drawn of larger data, always the same; 0: all.", least=0)
+    held_out: str = flag(
+        "",
+        "The domain that only the test sees; for a grid several with commas, or all, each in "
+        "turn; none: the official test split, or a random part. Default: the last of several.",
+        must=(
+            "different names",
+            lambda text: len({*text.split(",")}) == text.count(",") + 1,
+        ),
+    )
+    validate: str = flag(
+        "",
+        "A domain that no client has, either, and by which --select=unseen_domain selects; next: "
+        "after each domain of --held_out the one that follows it there, or of a single one that "
+        "of the data.",
+    )
+    test_fraction: float = flag(
+        0.2,
+        "The random part for the test, without split or --held_out.",
+        above=0.0,
+        below=1.0,
+    )
 
     @property
     def stem(self) -> str:
@@ -64,12 +154,468 @@ class Config:
             not is_name and os.path.isdir(path)
         )
 
+
+@dataclass(frozen=True)
+class Environment:
+    """How domains are made of the data."""
+
+    environment: Literal[
+        "auto", "rotated", "colored", "patched", "combinations", "stained", "simpson", "none"
+    ] = flag(
+        "auto",
+        f"{_explained(ENVIRONMENTS, ': ')}. auto: none for a file or a folder, else rotated.",
+    )
+    data_seed: str = flag(
+        "each", "Seeds the environments; each: every seed draws its own.", words=("each",)
+    )
+    angles: tuple[float, ...] = flag(
+        (0.0, 15.0, 30.0, 45.0, 60.0, 75.0),
+        "Degrees of the rotated domains.",
+        least=-360,
+        most=360,
+    )
+    odd_angles: tuple[float, ...] = flag(
+        (),
+        "Degrees of further domains of a twentieth of the images each, which come first: with "
+        "--partition=domain clients 0, 1 and so on hold one each, if there are at most 20 clients.",
+        least=-360,
+        most=360,
+    )
+    num_classes: int = flag(2, "Classes of colored and patched, in groups.", least=2)
+    flips: tuple[float, ...] = flag(
+        (0.2, 0.1), "How often the cue disagrees with the label, by domain.", least=0.0, most=1.0
+    )
+    test_flip: float = flag(0.9, "The same in the test.", least=0.0, most=1.0)
+    label_noise: float = flag(
+        0.25, "How often the label disagrees with the image.", least=0.0, most=1.0
+    )
+    binarise: bool = flag(True, "Whether colored makes every pixel that is not 0 white.")
+    stain: Literal["foreground", "background", "both"] = flag(
+        "foreground", "What is coloured: strokes, ground."
+    )
+    training_domains: int = flag(5, "Training domains of stained images.", least=1)
+    domain_size: int = flag(
+        0, "Originals of each; 0: an equal share of all outside the test.", least=0
+    )
+    shading: Literal["paradox", "random"] = flag(
+        "paradox", "Colours of simpson: by client, or as in the test."
+    )
+    paradox: float = flag(1.0, "The share of images with the client's colour.", least=0.0, most=1.0)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How clients share the training examples."""
+
+    partition: Literal["domain", "mixed", "iid", "dirichlet", "quantity", "shards", "user"] = flag(
+        "domain",
+        "mixed: domains, mixed by --mixing; dirichlet: each class in random proportions; quantity: "
+        "random sizes; shards: pieces of the examples sorted by label; user: all examples of a "
+        "user (in a table or an .npz: client) go to one client.",
+    )
+    alpha: float = flag(0.5, "Concentration of dirichlet and quantity.", above=0.0)
+    min_size: int = flag(-1, "Fewest examples there; -1: as many as classes.", least=-1)
+    classes_per_client: int = flag(2, "Shards of a client, about a class each.", least=1)
+    mixing: float = flag(
+        0.1,
+        "The part of each domain that mixed shares among all clients; the rest goes to the clients "
+        "of that domain. 0: as few domains in a client as possible; 1: all alike.",
+        least=0.0,
+        most=1.0,
+    )
+    clients: int = flag(0, "Training clients; 0: one per training domain, or per user.", least=0)
+    held_out_clients: float = flag(
+        0.0,
+        "The part of the clients, drawn, that never train: their examples are evaluated as the "
+        "domain clients never seen, beside the test.",
+        least=0.0,
+        below=1.0,
+    )
+    partition_seed: str = flag(
+        "each",
+        "Seeds who holds what, for all --seeds; each: every seed its own.",
+        words=("each",),
+    )
+    imbalance: float = flag(
+        1.0,
+        "Ratio of the first class's number of training examples to the last one's; the others lie "
+        "on a curve between, and surplus examples are left out. 1: the data's own.",
+        least=1.0,
+    )
+    wrong_labels: float = flag(
+        0.0,
+        "The probability that a label of some clients is replaced by another class, drawn "
+        "uniformly: in training and, as nobody knows it, in validation. Labels of the test stay "
+        "right.",
+        least=0.0,
+        most=1.0,
+    )
+    wrong_clients: float = flag(0.5, "The part of clients that this concerns.", above=0.0, most=1.0)
+    pooled: bool = flag(False, "Whether one client trains on the examples of all, as erm does.")
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network."""
+
+    model: str = flag("mlp", f"The network: {', '.join(MODELS)}, or package.module:factory.")
+    widths: tuple[int, ...] = flag(
+        (),
+        "Widths of the hidden layers; default: the network's own; of the mlp on vectors of D "
+        "numbers two layers of 4 D, at least 32 and at most 390.",
+        least=1,
+    )
+    activation: Literal["relu", "elu"] = flag("relu", "Activation of the mlp.")
+    norm: Literal["none", "batch", "group", "frozen"] = flag(
+        "none",
+        "Normalisation layers; none: the network's own (of resnet18 and resnet50: batch).",
+    )
+    cut: int = flag(-1, "Hidden layers before the cut; -1: all.", least=-1)
+    weights: str = flag(
+        "",
+        "Weights of the resnet18 or resnet50: a .safetensors file in torchvision's or timm's "
+        "names, trained on images normalised as ImageNet's.",
+    )
+    init_from: str = flag(
+        "",
+        "A run folder (of a grid, one of its cells), or a checkpoint in it: training starts from "
+        "the global network of its newest checkpoint. A seed starts from the run of the same seed, "
+        "or from the first run if there is none. --weights then only says how images are "
+        "normalised.",
+    )
+    train_only: tuple[str, ...] = flag(
+        (),
+        "Names of the parameters to train, such as head, body/blocks_1 or */bias; all others stay "
+        "as they start, and are not uploaded. Default: all are trained.",
+    )
+    augment: bool = flag(False, "Crop, flip and colour training images (RGB) at random.")
+    standardise: bool = flag(
+        False,
+        "Whether features (of images: channels) are shifted and scaled to mean 0 and deviation 1, "
+        "by the training clients' examples; the network keeps shift and scale. Constant features "
+        "become 0, and categories stay as they are.",
+    )
+    dtype: Literal["float32", "bfloat16"] = flag(
+        "float32", "Of the network's computation; sums are float32."
+    )
+
+
+@dataclass(frozen=True)
+class Method:
+    """The algorithms to compare, their settings and the loss."""
+
+    algorithm: tuple[str, ...] = flag(
+        ("fedavg",),
+        f"Algorithms: {', '.join(ALGORITHMS)}, or package.module:factory.",
+        differ=True,
+        must=("one or several names", bool),
+    )
+    set: tuple[str, ...] = flag(
+        (),
+        "A setting of the algorithm, name=value, or for a grid name=value,value; repeat the flag "
+        "for several. --help_algorithm=NAME of train lists them. A later value replaces an "
+        "earlier one; --set=name= takes it back.",
+        repeated=True,
+    )
+    draws: int = flag(
+        0,
+        "Settings of each method, drawn at random in place of a grid: its learning rate, that of "
+        "an adaptive server, and its own hyperparameters, from the distributions in "
+        "experiments/draws.py; what a flag sets stays (an empty --learning_rate= is drawn). 0: "
+        "none are drawn.",
+        least=0,
+    )
+    loss: str = flag(
+        "auto",
+        "cross_entropy or focal for classes; binary_cross_entropy or focal for labels, of which "
+        "several may be true; squared_error or huber for values; or package.module:function. "
+        "auto: the first.",
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """The length of a run, the local training of clients, and the server's optimizer."""
+
+    rounds: int = flag(50, "Communication rounds; with --resume a run may be given more.", least=1)
+    seeds: tuple[int, ...] = flag(
+        (0,),
+        "Each number seeds one run: its network, environments (see --data_seed), partition (see "
+        "--partition_seed), cohorts and minibatches.",
+        least=0,
+        differ=True,
+        must=("one or several numbers", bool),
+    )
+    local_epochs: int = flag(1, "Passes over a client's examples per round.", least=1)
+    local_steps: int = flag(0, "If above 0: steps instead of passes.", least=0)
+    batch_size: int = flag(32, "Examples per step; 0: all of the client's.", least=0)
+    optimizer: str = flag(
+        "sgd",
+        f"The clients': sgd, adam, adamw, rmsprop, lion, {_OF_OPTAX}. It starts anew every round.",
+    )
+    optimizer_set: tuple[str, ...] = flag(
+        (),
+        "An argument of that optimizer, name=value; repeat the flag for several.",
+        repeated=True,
+    )
+    learning_rate: tuple[float, ...] = flag(
+        (0.1,), "The clients' learning rate; for a grid several.", above=0.0, differ=True
+    )
+    schedule: Literal["constant", "cosine"] = flag(
+        "constant", "How it changes; a cosine ends with --rounds."
+    )
+    warmup_rounds: int = flag(0, "Rounds in which it first rises.", least=0)
+    momentum: float = flag(0.0, "Momentum of the clients' sgd.", least=0.0, below=1.0)
+    clip: float = flag(0.0, "Largest norm of a step's gradient; 0: any.", least=0.0)
+    weight_decay: float = flag(0.0, "Times the parameters, in the gradient.", least=0.0)
+    server_optimizer: str = flag(
+        "sgd",
+        "sgd: FedAvg, or with --server_momentum FedAvgM; adam: FedAdam; yogi: FedYogi, both with "
+        f"b2=0.99; {_OF_OPTAX}.",
+    )
+    server_learning_rate: tuple[float, ...] = flag(
+        (1.0,), "The server's; for a grid several.", above=0.0, differ=True
+    )
+    server_momentum: float = flag(0.0, "Momentum of the server's sgd.", least=0.0, below=1.0)
+    server_epsilon: float = flag(1e-3, "eps of the server's adam and yogi.", above=0.0)
+    average: float = flag(
+        0.0,
+        "Serve and evaluate the mean of the server's networks, in which a network counts by this "
+        "factor less with each later round; 1: all count alike (SWA); 0: the newest alone.",
+        least=0.0,
+        most=1.0,
+    )
+    average_from: int = flag(1, "The first round whose network counts.", least=1)
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The clients that take part in a round, and which of their updates arrive."""
+
+    cohort: int = flag(0, "Clients drawn each round; 0: all.", least=0)
+    sampling_rate: float = flag(
+        1.0, "The part that is drawn, instead of --cohort.", above=0.0, most=1.0
+    )
+    first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
+    buffer: int = flag(
+        0,
+        "FedBuff: the server makes a new network of every so many updates, and clients do not "
+        "wait: --cohort train at a time, those of --slow so many times as long. "
+        "--set=weighting=age weighs updates by their age. 0: all wait for each other.",
+        least=0,
+    )
+    slow: tuple[str, ...] = flag(
+        (),
+        "Clients that need several rounds for an update, as client:rounds; the update is computed "
+        "from the network of that many rounds ago.",
+        must=("client:rounds, once for a client", _by_client(int, 1, 2**31 - 1)),
+    )
+    lossy: tuple[str, ...] = flag(
+        (),
+        "Clients whose updates arrive with a probability, as client:probability.",
+        must=("client:probability, once", _by_client(float, 0, 1)),
+    )
+    dropout: float = flag(
+        0.0, "How often a drawn client's update does not arrive.", least=0.0, below=1.0
+    )
+    frequency: float = flag(
+        1.0, "How often that of a --sparse client arrives.", above=0.0, most=1.0
+    )
+    sparse: float = flag(0.5, "The part of clients, drawn, that this is for.", least=0.0, most=1.0)
+    late: Literal["drop", "stale"] = flag(
+        "drop",
+        "What happens to updates that do not arrive in their round: they are dropped; or, stale, "
+        "they arrive when their client is next drawn and does not fail, within ten rounds.",
+    )
+    missing: Literal["skip", "reuse"] = flag(
+        "skip", "In place of an update: none, or the client's last one."
+    )
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When a run is evaluated and stops, and which evaluation is selected."""
+
+    score: str = flag(
+        "auto",
+        "What selects rounds and hyperparameters: accuracy, balanced_accuracy, macro_f1 or "
+        "worst_group (the lowest accuracy of a class in a domain) for classes; label_accuracy or "
+        "exact_match for labels; absolute_error or squared_error for values; or "
+        "package.module:name of a function (higher is better) or of a fedjax_inv.objectives.Score. "
+        "auto: the first.",
+    )
+    eval_every: int = flag(
+        5,
+        "Rounds between evaluations; lowered to fit: at most --rounds, and a divisor of "
+        "--checkpoint_every.",
+        least=1,
+    )
+    eval_start: bool = flag(True, "Whether the untrained network is evaluated, as round 0.")
+    watch_examples: int = flag(
+        0,
+        "Training (of all clients) and test examples on which the score is measured in every "
+        "round; 0: in no round.",
+        least=0,
+    )
+    watch_classes: bool = flag(
+        False,
+        "Whether evaluations report the test score of each class, that of test examples in the "
+        "proportions of each client's classes, and the means of both.",
+    )
+    stop_below: tuple[float, ...] = flag(
+        (),
+        "Thresholds: report the state in which the watched training score first fell below one of "
+        "these numbers (of an accuracy: between 0 and 1).",
+        differ=True,
+    )
+    stop_above: tuple[float, ...] = flag(
+        (),
+        "The same where that score first reached one of these numbers, without --warm_start.",
+        differ=True,
+    )
+    warm_start: str = flag(
+        "clients",
+        "Rounds before a stop: a number, clients (one for each) or batches (one for each batch of "
+        "the client with most examples).",
+        words=("clients", "batches"),
+    )
+    after_stop: Literal["continue", "end"] = flag(
+        "continue", "What follows when all thresholds have been met."
+    )
+    metrics: tuple[str, ...] = flag(
+        (),
+        "Metrics of the selected states' predictions, by domain and client: "
+        f"{_explained(METRICS, ', ')}.",
+        choices=[*METRICS],
+    )
+    select: Literal[
+        "validation",
+        "leave_one_out",
+        "agreement",
+        "last_if_agreed",
+        "last",
+        "unseen_domain",
+        "oracle",
+    ] = flag(
+        "validation",
+        "How an evaluation of each run is selected, and then hyperparameters by the mean over "
+        "seeds: validation, the best score on the training domains; leave_one_out, the round with "
+        "the best mean score on training domains, each measured by a run without it; agreement, "
+        "the first at which the training domains, which had differed, differ no more than by "
+        "chance; last_if_agreed, the last if there is one of these; last; unseen_domain, the best "
+        "score on the domain of --validate; oracle, the best test score, for comparison only.",
+    )
+    leave_one_out: bool = flag(
+        False,
+        "Whether each setting is also trained without each training domain in turn, as further "
+        "runs of the same program, for the rule --select=leave_one_out, which sets this flag.",
+    )
+    nonfinite: Literal["auto", "stop", "drop", "mark"] = flag(
+        "auto",
+        "When a client's loss or update becomes NaN or infinite: stop the program; drop what the "
+        "client sends in that round; or mark the run as diverged, never to be selected, and let "
+        "the others go on. auto: stop, in a grid mark.",
+    )
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The thresholds of --stop_below or --stop_above."""
+        return self.stop_below or self.stop_above
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices and processes of a run."""
+
+    devices: str = flag(
+        "auto",
+        "How many devices runs and clients share; auto: all that help and fit.",
+        words=("auto",),
+        least=1,
+    )
+    client_chunk: str = flag(
+        "auto",
+        "How many clients of a run train at once on a device, 0: all; auto: one on CPUs, else all.",
+        words=("auto",),
+    )
+    run_chunk: str = flag(
+        "auto",
+        "How many runs train at once on a device, 0: all; auto: one on CPUs, else all.",
+        words=("auto",),
+    )
+    hold: Literal["auto", "own", "all", "stream"] = flag(
+        "auto",
+        "Whose examples and states each device holds. own: those of its own clients, which it "
+        "alone trains; all: those of all, for less waiting if few attend; stream: the states of "
+        "all, and the examples that the next rounds need, while the others stay on the host, with "
+        "one process; auto: stream if the examples do not fit into memory and there is one "
+        "process, else own if several devices share the clients of a run and all attend each "
+        "round, else all.",
+    )
+    precision: Literal["auto", "default", "high", "highest"] = flag(
+        "auto",
+        "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
+        "bfloat16), high (three products of TF32; on TPUs of bfloat16) or highest (float32; on "
+        "TPUs six of bfloat16); auto: what the algorithm needs. CPUs always compute float32.",
+    )
+    compile: Literal["full", "quick"] = flag(
+        "full", "quick: in less time, to code that runs longer."
+    )
+    deterministic: bool = flag(False, "On GPUs, only operations that give the same bits.")
+    distributed: bool = flag(
+        False, "Find the other processes of SLURM, a TPU pod, Open MPI or Kubernetes."
+    )
+    coordinator_address: str = flag("", "host:port of process 0, if there are several.")
+    num_processes: int = flag(1, "Processes, on one machine or many.", least=1)
+    process_id: int = flag(0, "This process; process 0 writes.", least=0)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The run folder, and what is written there."""
+
+    run_dir: str = flag(
+        "",
+        "The folder of the results; default: runs/, the run's name, and the flags that differ from "
+        "the defaults; of a study or map: runs/ and its name.",
+    )
+    resume: bool = flag(False, "Continue the run in --run_dir, bit for bit, or start it.")
+    checkpoint_every: int = flag(0, "Rounds between checkpoints; 0: --eval_every.", least=0)
+    keep_checkpoints: str = flag(
+        "1",
+        "How many stay at the end of a run: the newest ones, or all.",
+        words=("all",),
+        least=1,
+    )
+    tensorboard: bool = flag(False, "Also write evaluations as events, by tensorboardX.")
+    paper: tuple[str, ...] = flag(
+        (),
+        "Numbers to print beside ours: algorithm=number.",
+        must=("algorithm=number", lambda entries: all(map(_names_number, entries))),
+    )
+
+
+@dataclass(frozen=True)
+class Config:
+    """The values of all flags of an experiment, which do not change."""
+
+    data: Data = Data()
+    environment: Environment = Environment()
+    partition: Partition = Partition()
+    network: Network = Network()
+    method: Method = Method()
+    training: Training = Training()
+    participation: Participation = Participation()
+    evaluation: Evaluation = Evaluation()
+    machine: Machine = Machine()
+    output: Output = Output()
+
     @property
     def environment_name(self) -> str:
         """The environment, also for --environment=auto."""
-        if self.environment != "auto":
-            return self.environment
-        return "none" if self.is_path else "rotated"
+        if self.environment.environment != "auto":
+            return self.environment.environment
+        return "none" if self.data.is_path else "rotated"
 
     @property
     def is_drawn(self) -> bool:
@@ -80,49 +626,152 @@ class Config:
     def title(self) -> str:
         """The name of the data and of their domains, for figures and tables."""
         domains = f", {self.environment_name} domains" if self.is_drawn else ""
-        return f"{self.stem}{domains}"
+        return f"{self.data.stem}{domains}"
 
     @property
     def is_grid(self) -> bool:
         """Whether there are several algorithms, held-out domains or values of a hyperparameter."""
-        lists = self.algorithm, self.learning_rate, self.server_learning_rate
-        texts = (self.held_out, *self.set)
+        training = self.training
+        lists = self.method.algorithm, training.learning_rate, training.server_learning_rate
+        texts = (self.data.held_out, *self.method.set)
         return (
-            max(self.draws, *map(len, lists)) > 1
-            or self.held_out == "all"
-            or any("," in t for t in texts)
+            max(self.method.draws, *map(len, lists)) > 1
+            or self.data.held_out == "all"
+            or any("," in text for text in texts)
         )
-
-    @property
-    def thresholds(self) -> tuple[float, ...]:
-        """The thresholds of --stop_below or --stop_above."""
-        return self.stop_below or self.stop_above
 
     @property
     def outside(self) -> tuple[str, ...]:
         """The algorithms, the network, the loss and the score from outside of this project."""
-        return self.outside_of(*self.algorithm)
+        return self.outside_of(*self.method.algorithm)
 
     def outside_of(self, *algorithms: str) -> tuple[str, ...]:
         """Those of them that runs of some algorithms have."""
-        named = (*algorithms, self.model, self.loss, self.score)
+        named = (*algorithms, self.network.model, self.method.loss, self.evaluation.score)
         return tuple(name for name in named if ":" in name)
 
 
-def _config(values: flags.FlagValues) -> Config:
-    """The configuration of parsed flags."""
-    found: dict[str, Any] = {name: values[name].value for name in NAMES}
-    for name in ("set", "optimizer_set"):
-        found[name] = _merged(found[name])
-    found["eval_every"] = following(**found)
-    found["leave_one_out"] |= found["select"] == "leave_one_out"
-    if found["draws"]:
-        is_adaptive = found["server_optimizer"] != "sgd"
-        for name in ["learning_rate"] + ["server_learning_rate"] * is_adaptive:
-            found[name] = found[name] if values[name].present else ()  # empty: drawn
-    config = Config(**found)
-    how = "mark" if config.is_grid else "stop"
-    return config.unchecked(nonfinite=how) if config.nonfinite == "auto" else config
+NAMES = sheet.names(*sheet.groups(Config).values())
+
+
+def _angles_differ(config: Config) -> bool:
+    angles = (*config.environment.odd_angles, *config.environment.angles)
+    return len({*angles}) == len(angles) > 0
+
+
+def _rates_fit(config: Config) -> bool:
+    rates = config.training.learning_rate, config.training.server_learning_rate
+    return all(len(rate) <= 1 if config.method.draws else rate for rate in rates)
+
+
+def _cohort_fits(config: Config) -> bool:
+    clients = config.partition.clients
+    return not clients or config.participation.cohort <= clients
+
+
+def _delays_fit(config: Config) -> bool:
+    clients = config.participation
+    return clients.late == "drop" or not (clients.slow or clients.buffer)
+
+
+def _stop_fits(config: Config) -> bool:
+    watched = config.evaluation
+    is_single = not (watched.stop_below and watched.stop_above)
+    return is_single and (watched.watch_examples > 0 or not watched.thresholds)
+
+
+def _warmup_fits(config: Config) -> bool:
+    training = config.training
+    return training.schedule == "constant" or training.warmup_rounds < training.rounds
+
+
+def _average_fits(config: Config) -> bool:
+    return config.training.average_from <= config.training.rounds
+
+
+def _processes_fit(config: Config) -> bool:
+    machine = config.machine
+    several = machine.num_processes > 1
+    host, _, port = machine.coordinator_address.rpartition(":")
+    has_address = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+    fits = machine.process_id < machine.num_processes and (has_address or not several)
+    return fits and not (several and machine.distributed)
+
+
+def _stream_fits(config: Config) -> bool:
+    machine = config.machine
+    return machine.hold != "stream" or not (machine.num_processes > 1 or machine.distributed)
+
+
+# What values of several flags must be: (the flags, in words, whether they are).
+_TOGETHER: Sequence[tuple[Sequence[str], str, Callable[[Config], bool]]] = (
+    (("angles", "odd_angles"), "must all be different", _angles_differ),
+    (
+        ("learning_rate", "server_learning_rate", "draws"),
+        "a learning rate is one or several numbers; with --draws one, or none if it is drawn",
+        _rates_fit,
+    ),
+    (("cohort", "clients"), "a cohort has at most all clients", _cohort_fits),
+    (("late", "slow", "buffer"), "--late=stale sets all delays", _delays_fit),
+    (
+        ("stop_below", "stop_above", "watch_examples"),
+        "only one of the stops can be set, and it needs --watch_examples above 0",
+        _stop_fits,
+    ),
+    (
+        ("warmup_rounds", "rounds", "schedule"),
+        "a warm-up ends before its cosine schedule",
+        _warmup_fits,
+    ),
+    (("average_from", "rounds"), "an average begins within --rounds", _average_fits),
+    (
+        ("num_processes", "process_id", "coordinator_address", "distributed"),
+        "several processes need --coordinator_address=host:port and each another number below "
+        "--num_processes, or --distributed alone",
+        _processes_fit,
+    ),
+    (
+        ("hold", "num_processes", "distributed"),
+        "--hold=stream needs a single process",
+        _stream_fits,
+    ),
+)
+
+
+def read(values: flags.FlagValues) -> Config:
+    """The configuration of parsed flags; raises UsageError if they contradict each other."""
+    given = sheet.filled(Config, {name: values[name].value for name in NAMES})
+    for names, text, fit in _TOGETHER:
+        if not fit(given):
+            words = " ".join(f"--{name}={_shown(values[name].value)}" for name in names)
+            raise usage_error(flags.Error(f"{words}: {text}"))
+    return _settled(given, values)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _settled(given: Config, values: flags.FlagValues) -> Config:
+    """The configuration with what other flags decide."""
+    training = replace(given.training, optimizer_set=_merged(given.training.optimizer_set))
+    if given.method.draws:  # a rate that is not given is drawn
+        if not values["learning_rate"].present:
+            training = replace(training, learning_rate=())
+        is_adaptive = training.server_optimizer != "sgd"
+        if is_adaptive and not values["server_learning_rate"].present:
+            training = replace(training, server_learning_rate=())
+    evaluation = given.evaluation
+    by_domain = evaluation.leave_one_out or evaluation.select == "leave_one_out"
+    evaluation = replace(
+        evaluation, eval_every=fitting(evaluation.eval_every, given), leave_one_out=by_domain
+    )
+    method = replace(given.method, set=_merged(given.method.set))
+    settled = replace(given, method=method, training=training, evaluation=evaluation)
+    if evaluation.nonfinite != "auto":
+        return settled
+    evaluation = replace(evaluation, nonfinite="mark" if settled.is_grid else "stop")
+    return replace(settled, evaluation=evaluation)
 
 
 def _merged(entries: Sequence[str]) -> tuple[str, ...]:
@@ -131,68 +780,45 @@ def _merged(entries: Sequence[str]) -> tuple[str, ...]:
     return tuple(entry for entry in by_name.values() if not entry.endswith("="))
 
 
-def following(*, eval_every: int, rounds: int, checkpoint_every: int, **others: Any) -> int:
-    """The largest --eval_every, up to its own, that fits the other flags."""
-    del others
-    fits = range(min(eval_every, rounds), 0, -1)
-    return next(n for n in fits if checkpoint_every % n == 0)
-
-
-def chosen() -> Config:
-    """The configuration of this process's command line."""
-    return _config(FLAGS)
+def fitting(eval_every: int, config: Config) -> int:
+    """The largest number of rounds between evaluations, up to this one, that fits other flags."""
+    fits = range(min(eval_every, config.training.rounds), 0, -1)
+    return next(n for n in fits if config.output.checkpoint_every % n == 0)
 
 
 @functools.cache
 def defaults() -> Config:
     """The default of each flag."""
-    return _config(_copy())
+    return of()
 
 
-def _copy() -> flags.FlagValues:
+def default_flags() -> flags.FlagValues:
     """The flags of an experiment with their defaults, apart from those of this process."""
     values = flags.FlagValues()
-    for name in NAMES:
-        values[name] = copy.deepcopy(FLAGS[name])
-        values[name].unparse()
+    sheet.define(Config, values)
     return values
 
 
-def of(**values: Any) -> Config:
+def of(**flat: Any) -> Config:
     """The configuration with these values of flags, and defaults otherwise.
 
     Raises UsageError for a bad value, and TypeError for what is no flag.
     """
-    copied = _copy()
-    if unknown := {*values} - {*NAMES}:
+    values = default_flags()
+    if unknown := {*flat} - {*NAMES}:
         raise TypeError(f"{min(unknown)} is no flag")
     try:
-        for name, value in values.items():
-            copied[name].parse(value)
-        copied.validate_all_flags()
+        for name, value in flat.items():
+            values[name].parse(value)
+        values.validate_all_flags()
     except flags.Error as error:
-        raise _usage_error(error) from None
-    return _config(copied)
-
-
-def changed(config: Config, **values: Any) -> Config:
-    """The configuration with other values of some flags."""
-    return of(**(vars(config) | values))
-
-
-def of_arguments(arguments: Sequence[str]) -> Config:
-    """The configuration of a command line without the program; raises UsageError for a bad one."""
-    copied = _copy()
-    try:
-        _read(copied, ["", *arguments])
-    except flags.Error as error:
-        raise _usage_error(error) from None
-    return _config(copied)
+        raise usage_error(error) from None
+    return read(values)
 
 
 def to_record(config: Config) -> dict[str, Any]:
     """The flags as a run folder stores them; the environment is never "auto"."""
-    return vars(config) | {"environment": config.environment_name}
+    return sheet.flat(config) | {"environment": config.environment_name}
 
 
 def from_record(record: Mapping[str, Any]) -> Config:
@@ -203,68 +829,8 @@ def from_record(record: Mapping[str, Any]) -> Config:
     return of(**record)
 
 
-def given(values: flags.FlagValues = FLAGS) -> list[str]:
-    """The flags of an experiment that a command line or a preset sets, as on a command line."""
-    texts = [values[name].serialize() for name in NAMES if values[name].present]
-    return [line for text in texts for line in text.splitlines()]
-
-
-def _usage_error(error: flags.Error) -> Exception:
+def usage_error(error: flags.Error) -> Exception:
+    """The error of a flag as one of this project."""
     from fedjax_inv.checks import UsageError  # with it JAX, for seconds
 
     return UsageError(str(error).removeprefix("flag ").replace("\n", "; "))
-
-
-def parse(argv: Sequence[str], words: int = 0) -> list[str]:
-    """Reads this process's command line, for `app.run`: a bad one ends it with status 2.
-
-    words: how many words that are no flags the binary takes.
-    """
-    try:
-        read = _read(FLAGS, argv)
-        if len(read) > 1 + words:
-            raise flags.Error(f"{read[1 + words]}: not a flag; flags are --name=value")
-    except flags.Error as error:
-        print(f"error: {str(error).replace(chr(10), '; ')}", file=sys.stderr)
-        sys.exit(2)
-    return read
-
-
-def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
-    try:
-        return values([argv[0], *_with_presets(argv[1:])])
-    except flags.UnrecognizedFlagError as error:
-        raise flags.Error(f"{error}{_meant(error.flagname)}") from None
-    except UnicodeDecodeError as error:
-        raise flags.Error(f"--flagfile: {error}") from None
-
-
-def _meant(name: str) -> str:
-    """The flag of a name that is none: by the initials of a flag, or as an algorithm's setting."""
-    near = [each for each in NAMES if name == "".join(word[0] for word in each.split("_"))]
-    argument = re.compile(rf"^    {re.escape(name)}: ", re.MULTILINE)
-    if any(argument.search((SOURCES / f"{each}.py").read_text()) for each in ALGORITHMS):
-        near = [f"set={name}"]
-    return f". Did you mean --{near[0]}=...?" if near else ""
-
-
-def _with_presets(words: Sequence[str]) -> Iterator[str]:
-    """The words, with --flagfile in place of --preset."""
-    rest = iter(words)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if name.lstrip("-") != "preset" or not name.startswith("-"):
-            yield word
-            continue
-        for preset in (value if equals else next(rest, "")).split(","):
-            yield f"--flagfile={preset_file(preset)}"
-
-
-def preset_file(name: str) -> Path:
-    """The flag file of a preset; raises flags.Error if there is none."""
-    path = PRESETS / f"{name}.flags"
-    if not path.is_file():
-        names = sorted(path.stem for path in PRESETS.glob("*.flags"))
-        near = difflib.get_close_matches(name, names) or names
-        raise flags.IllegalFlagValueError(f"flag --preset={name}: unknown; is it {near[0]}?")
-    return path

@@ -1,5 +1,6 @@
 """The data of a configuration: the data set, its domains, and the examples of each client."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,7 @@ from fedjax_inv.data.federation import Split
 from fedjax_inv.data.wrong_labels import Mislabelled
 from fedjax_inv.types import Examples
 
-from . import config as configs
-from . import flags
-from .config import Config
+from .config import Config, Data
 from .errors import check_known, flag_error, in_flags, shown
 from .running import summary
 
@@ -42,13 +41,13 @@ _ODD_SHARE = 0.05  # of the images, in each of --odd_angles
 _AGREEMENTS = (0.9, 0.98)  # of label and colour, in the first and last domain of stained images
 
 
-def like(before: Config, dataset: str, data_dir: str) -> Config:
+def like(before: Data, dataset: str, data_dir: str) -> Data:
     """The flags that read other data as a run's own are read."""
-    names = {*flags.DATA} - {"image_size", "stride"}
-    if is_table(before.dataset) and is_table(dataset):
-        names -= {*_ROLES.values()}
-    usual = vars(configs.defaults().only(names))
-    return before.unchecked(**usual | {"dataset": dataset, "data_dir": data_dir})
+    data = Data(dataset, data_dir=data_dir, image_size=before.image_size, stride=before.stride)
+    if not (is_table(before.dataset) and is_table(dataset)):
+        return data
+    columns = {name: getattr(before, name) for name in _ROLES.values()}
+    return dataclasses.replace(data, **columns)
 
 
 def is_table(dataset: str) -> bool:
@@ -56,38 +55,37 @@ def is_table(dataset: str) -> bool:
     return Path(dataset).suffix in tables.SUFFIXES
 
 
-def load(config: Config, like: Dataset | None = None) -> Dataset:
+def load(data: Data, like: Dataset | None = None) -> Dataset:
     """The data set, before environments.
 
     like: the data set of a run; a table then has its task, and its columns if it is one, too.
     """
-    roles = tables.Roles(**{role: getattr(config, name) for role, name in _ROLES.items()})
+    roles = tables.Roles(**{role: getattr(data, name) for role, name in _ROLES.items()})
     try:
         loaded = sources.load(
-            config.dataset,
-            data_dir=config.data_dir or None,
-            image_size=config.image_size or None,
-            vocabulary=config.vocabulary or None,
-            text_length=config.text_length or None,
+            data.dataset,
+            data_dir=data.data_dir or None,
+            image_size=data.image_size or None,
+            vocabulary=data.vocabulary or None,
+            text_length=data.text_length or None,
             roles=None if roles == tables.Roles() else roles,
-            like=like if is_table(config.dataset) else None,
+            like=like if is_table(data.dataset) else None,
         )
     except UsageError as error:
         names = {"like": "dataset"} | {f"roles.{role}": name for role, name in _ROLES.items()}
         if error.argument == "roles":  # an error about all roles names the first flag that sets one
-            usual = configs.defaults()
-            name = next(n for n in _ROLES.values() if getattr(config, n) != getattr(usual, n))
-            error = flag_error(name, getattr(config, name), error.allowed)
+            name = next(n for n in _ROLES.values() if getattr(data, n) != getattr(Data(), n))
+            error = flag_error(name, getattr(data, name), error.allowed)
         # An error about a file inside a folder names that file instead.
-        if str(error.value) == config.dataset:
+        if str(error.value) == data.dataset:
             names["name"] = "dataset"
-        raise in_flags(error, f"--dataset={config.dataset}", names) from None
-    _check_names(config.dataset, loaded)
-    count = config.max_examples
+        raise in_flags(error, f"--dataset={data.dataset}", names) from None
+    _check_names(data.dataset, loaded)
+    count = data.max_examples
     if 0 < count < len(loaded.y):
         rows = np.random.default_rng(0).choice(len(loaded.y), count, replace=False)
         loaded = loaded.take(np.sort(rows))
-    return _strided(loaded, config.stride)
+    return _strided(loaded, data.stride)
 
 
 def _check_names(dataset: str, loaded: Dataset) -> None:
@@ -114,7 +112,7 @@ def _strided(loaded: Dataset, stride: int) -> Dataset:
 
 def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
     """The domains to hold out in turn; None stands for the test split."""
-    asked = config.held_out
+    asked = config.data.held_out
     if asked == "none" or (not asked and len(domains) == 1):
         return [None]
     if len(domains) == 1:
@@ -133,7 +131,7 @@ def validated(
     config: Config, domains: Sequence[str], held_out: Sequence[str | None]
 ) -> dict[str | None, str | None]:
     """The domain of --validate by held-out domain; None without one."""
-    asked = config.validate
+    asked = config.data.validate
     if not asked:
         return dict.fromkeys(held_out)
     if len(domains) < 2 + (held_out[0] is not None):
@@ -164,7 +162,7 @@ def draw_seed(config: Config, seed: int) -> int:
     """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not config.is_drawn:
         return 0
-    return seed if config.data_seed == "each" else int(config.data_seed)
+    return seed if config.environment.data_seed == "each" else int(config.environment.data_seed)
 
 
 def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
@@ -176,7 +174,7 @@ def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
 
 
 def _rotated(data: Dataset, seed: int, config: Config) -> Dataset:
-    odd, angles = config.odd_angles, config.angles
+    odd, angles = config.environment.odd_angles, config.environment.angles
     if not odd:
         return environments.rotated(data, angles, seed)
     rest = 1 - len(odd) * _ODD_SHARE
@@ -188,46 +186,50 @@ def _rotated(data: Dataset, seed: int, config: Config) -> Dataset:
 
 def _spurious(data: Dataset, seed: int, config: Config, *, patched: bool) -> Dataset:
     """A colour or a patch that misleads in the test; FL Games' groups are its two classes."""
-    groups = environments.GROUPS.get(config.dataset) if config.num_classes == 2 else None
+    groups = (
+        environments.GROUPS.get(config.data.dataset)
+        if config.environment.num_classes == 2
+        else None
+    )
     if groups:
         classes = environments.grouped(data, groups)
     else:
-        classes = environments.binned(data, config.num_classes)
+        classes = environments.binned(data, config.environment.num_classes)
     how: dict[str, Any] = {
-        "flips": config.flips,
-        "test_flip": config.test_flip,
-        "label_noise": config.label_noise,
-        "test_fraction": config.test_fraction,
+        "flips": config.environment.flips,
+        "test_flip": config.environment.test_flip,
+        "label_noise": config.environment.label_noise,
+        "test_fraction": config.data.test_fraction,
         "seed": seed,
     }
     if patched:
         return environments.patched(classes, patch_size=_PATCH, **how)
-    return environments.colored(classes, binarise=config.binarise, **how)
+    return environments.colored(classes, binarise=config.environment.binarise, **how)
 
 
 def _stained(data: Dataset, seed: int, config: Config) -> Dataset:
-    count, most = config.training_domains, len(data.y) - 1
+    count, most = config.environment.training_domains, len(data.y) - 1
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
         data,
-        stain=config.stain,
+        stain=config.environment.stain,
         agreements=np.linspace(*_AGREEMENTS, count).tolist(),
-        domain_size=config.domain_size or None,
-        test_fraction=config.test_fraction,
+        domain_size=config.environment.domain_size or None,
+        test_fraction=config.data.test_fraction,
         seed=seed,
     )
 
 
 def _simpson(data: Dataset, seed: int, config: Config) -> Dataset:
     """FedCFA's Fig. 4 is --environment=simpson --held_out=test."""
-    count, most = config.clients, len(data.y) - 1
+    count, most = config.partition.clients, len(data.y) - 1
     checks.integer("clients", count, 0, most, ", the number of examples but one")
     return simpson.simpson(
         data,
         colors=simpson.ramp((count or 5) + 1),
-        shading=config.shading,
-        share=config.paradox,
-        test_fraction=config.test_fraction,
+        shading=config.environment.shading,
+        share=config.environment.paradox,
+        test_fraction=config.data.test_fraction,
         seed=seed,
     )
 
@@ -237,7 +239,7 @@ _ENVIRONMENTS: dict[str, Callable[[Dataset, int, Config], Dataset]] = {
     "colored": partial(_spurious, patched=False),
     "patched": partial(_spurious, patched=True),
     "combinations": lambda data, seed, config: stains.combinations(
-        data, stain=config.stain, seed=seed
+        data, stain=config.environment.stain, seed=seed
     ),
     "stained": _stained,
     "simpson": _simpson,
@@ -250,10 +252,10 @@ def num_clients(config: Config, dataset: Dataset, *held_out: str | None) -> int:
 
     held_out: the domains that no client has; None stands for no domain.
     """
-    if config.clients:
-        return config.clients
+    if config.partition.clients:
+        return config.partition.clients
     others = [at for at, name in enumerate(dataset.domains) if name in held_out]
-    if config.partition != "user" or dataset.user is None:
+    if config.partition.partition != "user" or dataset.user is None:
         return len(dataset.domains) - len(others)
     trains = ~np.asarray(dataset.test) & ~np.isin(dataset.domain, others)
     return max(1, len(np.unique(dataset.user[trains])))
@@ -276,16 +278,16 @@ def split(
     validate: the domain of --validate, or None.
     """
     number = num_clients(config, dataset, held_out, validate)
-    is_by_user = config.partition == "user" and not config.clients
+    is_by_user = config.partition.partition == "user" and not config.partition.clients
     try:
         partition = federation.partitioner(
-            config.partition,
+            config.partition.partition,
             dataset,
             number,
-            alpha=config.alpha,
-            min_size=None if config.min_size < 0 else config.min_size,
-            shards_per_client=config.classes_per_client,
-            mixing=config.mixing,
+            alpha=config.partition.alpha,
+            min_size=None if config.partition.min_size < 0 else config.partition.min_size,
+            shards_per_client=config.partition.classes_per_client,
+            mixing=config.partition.mixing,
         )
         found = federation.split(
             dataset,
@@ -293,16 +295,16 @@ def split(
             _of_users(dataset, number) if is_by_user else partition,
             held_out=held_out,
             seed=seed,
-            test_fraction=config.test_fraction,
+            test_fraction=config.data.test_fraction,
             first_row=first_row,
-            imbalance=config.imbalance,
+            imbalance=config.partition.imbalance,
             validate=validate,
-            held_out_clients=config.held_out_clients,
+            held_out_clients=config.partition.held_out_clients,
         )
     except UsageError as error:
-        where = f"--partition={config.partition}"
-        if config.imbalance != 1:
-            where += f" --imbalance={shown(config.imbalance)}"
+        where = f"--partition={config.partition.partition}"
+        if config.partition.imbalance != 1:
+            where += f" --imbalance={shown(config.partition.imbalance)}"
         names = {"num_clients": "clients", "name": "partition"}
         names["shards_per_client"] = "classes_per_client"
         raise in_flags(error, where, names) from None
@@ -333,11 +335,11 @@ def with_wrong_labels(
     """The splits with wrong labels at some clients. seeds: of the splits."""
     if dataset.task != "classes":
         text = f"needs data with classes, these have {dataset.task}"
-        raise flag_error("wrong_labels", config.wrong_labels, text)
+        raise flag_error("wrong_labels", config.partition.wrong_labels, text)
     try:
-        how = {"share": config.wrong_labels, "part": config.wrong_clients}
+        how = {"share": config.partition.wrong_labels, "part": config.partition.wrong_clients}
         return wrong_labels.at_clients(splits, len(dataset.classes), seeds=seeds, **how)
     except UsageError as error:
         names = {"share": "wrong_labels", "part": "wrong_clients"}
-        where = f"--wrong_labels={shown(config.wrong_labels)}"
+        where = f"--wrong_labels={shown(config.partition.wrong_labels)}"
         raise in_flags(error, where, names) from None

@@ -69,7 +69,7 @@ def shown(assembled: Assembled, held_out: str | None) -> tuple[Dataset, Holders,
 
     held_out: None for the test split.
     """
-    seed = assembled.config.seeds[0]
+    seed = assembled.config.training.seeds[0]
     dataset, split = assembled.as_seen(held_out, seed)
     is_wrong = (dataset.y != assembled.dataset.y).reshape(len(dataset.y), -1).any(1)
     title = f"{assembled.config.title}, held out: {held_out or 'test split'}, seed {seed}"

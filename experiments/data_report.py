@@ -57,16 +57,16 @@ def show(config: Config, picture: str, images: int) -> str:
     picture: its path. images: how many of each domain.
     """
     out = check_picture("out", picture)
-    assembled = assemble.assemble(config, config.seeds[:1], launch.start_of(config))
+    assembled = assemble.assemble(config, config.training.seeds[:1], launch.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
-        raise UsageError(f"--held_out={config.held_out}", ..., text)
+        raise UsageError(f"--held_out={config.data.held_out}", ..., text)
     (held_out,) = assembled.splits
     dataset, holders, is_wrong, title = shown = data_figures.shown(assembled, held_out)
-    counted = is_wrong if config.wrong_labels else None
+    counted = is_wrong if config.partition.wrong_labels else None
     text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n{features(dataset)}"
     if warning := assembled.scale_warning():
-        text += f"Warning: --dataset={config.dataset}: {warning}.\n\n"
+        text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
     figures.save(data_figures.paint(*shown, images), out, dpi=130)
     return f"{text}Picture: {out}."

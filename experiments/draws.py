@@ -61,14 +61,17 @@ def hypers(
     for name, values in given.items():
         if len(values) > 1:
             text = f"draws settings, and {name} must be one value, not {len(values)}"
-            raise flag_error("draws", config.draws, text)
-    by = {"learning_rate": config.optimizer, "server_learning_rate": config.server_optimizer}
+            raise flag_error("draws", config.method.draws, text)
+    by = {
+        "learning_rate": config.training.optimizer,
+        "server_learning_rate": config.training.server_optimizer,
+    }
     rates = {k: _SGD if by[k] == "sgd" else _ADAM for k, values in given.items() if not values}
     own = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
     fixed = {name: values[0] for name, values in given.items() if values}
     drawn = [
         fixed | {name: draw(algorithm, name, number, *of) for name, of in (rates | own).items()}
-        for number in range(config.draws)
+        for number in range(config.method.draws)
     ]
     return [dict(each) for each in dict.fromkeys(tuple(one.items()) for one in drawn)]
 

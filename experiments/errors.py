@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 
-from .flags import NAMES
+from .config import NAMES
 
 
 def shown(value: Any) -> str:

@@ -26,8 +26,8 @@ single network model.safetensors holds the server's state.
 
 from absl import app, flags
 
-from . import config, start
-from . import flags as shared
+from . import command_line, sheet, start
+from .config import NAMES
 
 _RUN = flags.DEFINE_string("run", "", "The folder of a finished run; of a grid, that of one cell.")
 _STATE = flags.DEFINE_string(
@@ -36,7 +36,7 @@ _STATE = flags.DEFINE_string(
     "best: the state that the run's --select selects; last: that of its end; a number: that after "
     "this round, if its checkpoint was kept (--keep_checkpoints).",
 )
-shared.must_be_number_or("state", "best", "last", lowest=1)
+sheet.must_be_number_or("state", "best", "last", lowest=1)
 _PREDICTIONS = flags.DEFINE_string(
     "predictions", "", "A .csv file for the predictions, a line for each run and example."
 )
@@ -57,17 +57,17 @@ def main(argv: list[str]) -> str:
     from .errors import flag_error
 
     values = flags.FLAGS
-    for name in shared.NAMES:
+    for name in NAMES:
         if values[name].present and name not in _OF_TRAIN:
             raise flag_error(name, values[name].value, "is no flag of this command")
-    chosen = config.chosen()
+    chosen = command_line.chosen()
     options = evaluation.Options(
         _RUN.value,
         _STATE.value,
-        chosen.dataset if values["dataset"].present else "",
+        chosen.data.dataset if values["dataset"].present else "",
         values.out,
-        chosen.data_dir,
-        chosen.metrics,
+        chosen.data.data_dir,
+        chosen.evaluation.metrics,
         _PREDICTIONS.value,
         _EXPORT.value,
         chosen.outside,
@@ -76,4 +76,4 @@ def main(argv: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config.parse)
+    app.run(main, flags_parser=command_line.parse)

@@ -58,7 +58,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
     old = runs.data.dataset
     metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
-        asked = data_flags.like(runs.config, options.dataset, options.data_dir)
+        asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
         read = data_flags.load(asked, like=old)
         new = predictions.new_parts(f"--dataset={options.dataset}", read, old)
     which = finished.chosen(runs)
@@ -198,7 +198,7 @@ def _predictions_path(options: Options, runs: Runs) -> Path:
     if path.suffix != ".csv":
         raise flag_error("predictions", options.predictions, "must end in .csv")
     check_place("predictions", path)
-    for dataset in filter(None, (runs.config.dataset, options.dataset)):
+    for dataset in filter(None, (runs.config.data.dataset, options.dataset)):
         if path.resolve() == sources.path_of(dataset).resolve():
             text = f"must be another file than --dataset={dataset}"
             raise flag_error("predictions", options.predictions, text)

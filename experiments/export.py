@@ -18,7 +18,7 @@ from .running import files
 def _arguments(runs: Runs) -> dict[str, Any]:
     """The arguments of the network's factory, which may call its first one as it likes."""
     given = build.network_arguments(runs.config, runs.data.dataset)
-    first = next(iter(factories.signature(factories.network(runs.config.model)).parameters))
+    first = next(iter(factories.signature(factories.network(runs.config.network.model)).parameters))
     return {first if name == "num_classes" else name: value for name, value in given.items()}
 
 
@@ -71,7 +71,7 @@ def description(one: OneRun) -> dict[str, Any]:
         | {"settings": runs.cell.settings, **one.run._asdict()},
         "holds": "network" if one.algorithm().network else "server",
         "network": {
-            "model": runs.config.model,
+            "model": runs.config.network.model,
             "arguments": _arguments(runs),
             "inputs": {name or "x": [str(x.dtype), *x.shape[1:]] for name, x in inputs},
             "features": dataset.features if dataset.columns else [],

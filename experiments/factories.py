@@ -10,23 +10,28 @@ import importlib
 import inspect
 import os
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import docstring_parser
 from flax import nnx
 
-from fedjax_inv import algorithms, models
+from fedjax_inv import algorithms, averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
-from .errors import check_known, flag_error, in_flags
+from .errors import check_known, flag_error, in_flags, shown
 
 T = TypeVar("T")
 # Networks that have no normalisation layers unless --norm asks for them.
 WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
+# What a text may be, by its type.
+_WORDS = {type(None): "none", bool: "true/false", int: "whole number", float: "number", str: "text"}
+_INDENTED: Any = {"initial_indent": "    ", "subsequent_indent": "    "}
 _OUTSIDE = ("algorithm", "model", "loss", "score")  # the flags that may name code outside
 
 
@@ -198,6 +203,28 @@ def hyperparameters(name: str) -> dict[str, tuple[type, ...]]:
         # The optimizer has its own flags, and the data have the domains.
         if p.kind is p.KEYWORD_ONLY and p.name not in ("server_optimizer", "num_domains")
     }
+
+
+def settings_text(name: str) -> str:
+    """What --set takes of an algorithm: each setting with its types, its default and its meaning.
+
+    Arguments that its docstring leaves out are those of `averaging`, or of one's own.
+    """
+    function = algorithm(name)
+    documented: dict[str, str] = {}
+    for of_arguments in (averaging.averaging, function):
+        parsed_text = docstring_parser.parse(of_arguments.__doc__ or "")
+        documented |= {each.arg_name: each.description or "" for each in parsed_text.params}
+    lines = [f"Settings of {name}, as --set=name=value:", ""]
+    for setting, kinds in hyperparameters(name).items():
+        if not {*kinds} - {type(None)}:
+            continue  # a function, which no text can name
+        types_text = " or ".join(_WORDS[kind] for kind in kinds)
+        default = signature(function).parameters[setting].default
+        is_given = default is not inspect.Parameter.empty
+        lines.append(f"{setting} ({types_text}){f', default {shown(default)}' * is_given}")
+        lines += textwrap.wrap(documented.get(setting, ""), 78, **_INDENTED)
+    return "\n".join(lines)
 
 
 def _usual(default: Any) -> Any:

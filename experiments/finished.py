@@ -5,8 +5,8 @@ import functools
 import os
 import warnings
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import assemble, build, config, factories, selection
+from . import assemble, build, factories, selection
 from .assemble import Assembled
 from .config import Config
 from .errors import flag_error, shown
@@ -51,15 +51,19 @@ class Runs:
         if self.known_data is not None:
             return self.known_data
         # The networks come from the folder, and need no file of --weights any more.
-        source = {"held_out": self.cell.held_out or "none", "validate": self.cell.validate or ""}
-        source["init_from"] = str(self.path)
-        chosen = config.changed(self.config, **source)
+        chosen, cell = self.config, self.cell
+        held_out, validate = cell.held_out or "none", cell.validate or ""
+        chosen = replace(
+            chosen,
+            data=replace(chosen.data, held_out=held_out, validate=validate),
+            network=replace(chosen.network, init_from=str(self.path)),
+        )
         try:
             found = assemble.assemble(chosen)
         except UsageError as error:
             raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
         if self.start.data != provenance.of_data(found.loaded):
-            text = f"was trained on other data than --dataset={chosen.dataset} has by now"
+            text = f"was trained on other data than --dataset={chosen.data.dataset} has by now"
             raise UsageError(self.where, ..., f"{text}; must have those, to the last bit")
         return found
 
@@ -149,7 +153,7 @@ class OneRun:
 
     def line(self) -> Line:
         """The evaluation of the state; raises UsageError if the run has no such state."""
-        result, rule = self.runs.result.runs[self.index], self.runs.config.select
+        result, rule = self.runs.result.runs[self.index], self.runs.config.evaluation.select
         if self.state in STATES:
             line = selection.picked(result, rule) if self.state == "best" else result.last
         else:
@@ -216,14 +220,21 @@ def _alone(chosen: Config, data_dir: str, place: str) -> Config:
 
     place: the working directory of the training, where the data lie if they are not in this one.
     """
-    data = sources.path_of(chosen.dataset)
-    if not data.exists() and Path(place, data).exists():
-        before = sources.TWEETS if chosen.dataset.startswith(sources.TWEETS) else ""
-        chosen = config.changed(chosen, dataset=f"{before}{Path(place, data)}")
-    one: dict[str, Any] = {"devices": "1", "num_processes": 1, "process_id": 0}
-    one |= {"distributed": False, "coordinator_address": ""}
-    one["hold"] = "stream" if chosen.hold == "stream" else "auto"
-    return config.changed(chosen, **one, data_dir=data_dir or chosen.data_dir)
+    data = replace(chosen.data, data_dir=data_dir or chosen.data.data_dir)
+    path = sources.path_of(data.dataset)
+    if not path.exists() and Path(place, path).exists():
+        before = sources.TWEETS if data.dataset.startswith(sources.TWEETS) else ""
+        data = replace(data, dataset=f"{before}{Path(place, path)}")
+    one = replace(
+        chosen.machine,
+        devices="1",
+        num_processes=1,
+        process_id=0,
+        distributed=False,
+        coordinator_address="",
+        hold="stream" if chosen.machine.hold == "stream" else "auto",
+    )
+    return replace(chosen, data=data, machine=one)
 
 
 def of_folder(folder: Path, assembled: Assembled) -> Runs:
@@ -232,11 +243,12 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = open("run_dir", folder, named=chosen.outside, data_dir=chosen.data_dir)
+    runs = open("run_dir", folder, named=chosen.outside, data_dir=chosen.data.data_dir)
     # The rule of this command may differ from that in training.
-    runs = dataclasses.replace(runs, config=config.changed(runs.config, select=chosen.select))
-    if set(chosen.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
-        return dataclasses.replace(runs, known_data=assembled)
+    evaluation = replace(runs.config.evaluation, select=chosen.evaluation.select)
+    runs = replace(runs, config=replace(runs.config, evaluation=evaluation))
+    if set(chosen.training.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
+        return replace(runs, known_data=assembled)
     return runs
 
 
@@ -245,7 +257,7 @@ def chosen(runs: Runs) -> list[int]:
 
     Where --select finds none, they are selected by validation.
     """
-    for rule in (runs.config.select, "validation"):
+    for rule in (runs.config.evaluation.select, "validation"):
         if picked := selection.choose("", runs.result, rule):
             return picked.indices
     text = f"{divergence.text(runs.result.runs)}; a setting with a diverged seed is not chosen"

@@ -86,15 +86,15 @@ def cells(
     """
     result = []
     for (algorithm, chosen), domain in itertools.product(build.settings(config).items(), held_out):
-        numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.learning_rate}
+        numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.training.learning_rate}
         if takes(factories.algorithm(algorithm), "server_optimizer"):
-            numbers["server_learning_rate"] = config.server_learning_rate
+            numbers["server_learning_rate"] = config.training.server_learning_rate
         numbers |= {k: v for k, v in chosen.items() if all(isinstance(x, float) for x in v)}
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
         hypers = _product(numbers)
-        if config.draws:
+        if config.method.draws:
             hypers = draws.hypers(config, algorithm, numbers, fixed)
-        whole = [Run(seed, hyper) for hyper in hypers for seed in config.seeds]
+        whole = [Run(seed, hyper) for hyper in hypers for seed in config.training.seeds]
         names = ["", *(left_out or {}).get(domain, ())]
         runs = tuple(run._replace(left_out=name) for name in names for run in whole)
         by = (validate or {}).get(domain)

@@ -31,15 +31,19 @@ def prepare(chosen: Config) -> None:
     trains a second client at full speed. Call this before JAX starts. GPUs have no use for that.
     JAX_NUM_CPU_DEVICES comes before.
     """
-    if chosen.deterministic:
+    if chosen.machine.deterministic:
         known = os.environ.get("XLA_FLAGS", "")
         os.environ["XLA_FLAGS"] = f"{known} {_DETERMINISTIC}=true".strip()
     number = platforms.cores()
-    if chosen.devices != "auto":
-        number = int(chosen.devices)
-    elif chosen.coordinator_address.rpartition(":")[0] in ("localhost", "127.0.0.1", "[::1]"):
+    if chosen.machine.devices != "auto":
+        number = int(chosen.machine.devices)
+    elif chosen.machine.coordinator_address.rpartition(":")[0] in (
+        "localhost",
+        "127.0.0.1",
+        "[::1]",
+    ):
         # Processes on one machine share its cores, unless their affinities say more.
-        number = max(1, number // chosen.num_processes)
+        number = max(1, number // chosen.machine.num_processes)
     platforms.make_devices(number)
 
 
@@ -50,13 +54,13 @@ def devices(chosen: Config) -> Devices:
         return None if text == "auto" else int(text)
 
     return Devices(
-        number(chosen.devices),
-        own=_OWN[chosen.hold],
-        stream={"auto": None, "stream": True}.get(chosen.hold, False),
-        client_chunk=number(chosen.client_chunk),
-        run_chunk=number(chosen.run_chunk),
-        precision=None if chosen.precision == "auto" else chosen.precision,
-        quick_to_compile=chosen.compile == "quick",
+        number(chosen.machine.devices),
+        own=_OWN[chosen.machine.hold],
+        stream={"auto": None, "stream": True}.get(chosen.machine.hold, False),
+        client_chunk=number(chosen.machine.client_chunk),
+        run_chunk=number(chosen.machine.run_chunk),
+        precision=None if chosen.machine.precision == "auto" else chosen.machine.precision,
+        quick_to_compile=chosen.machine.compile == "quick",
     )
 
 
@@ -65,15 +69,17 @@ def connect(chosen: Config) -> None:
 
     Raises UsageError if --distributed finds none, or if process 0 cannot be reached.
     """
-    is_alone = not (chosen.distributed or chosen.num_processes > 1)
+    is_alone = not (chosen.machine.distributed or chosen.machine.num_processes > 1)
     if is_alone or jax.distributed.is_initialized():  # by an earlier row of a study
         return
     # On CPUs, collectives between processes need gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if not chosen.distributed:
-        address = chosen.coordinator_address
+    if not chosen.machine.distributed:
+        address = chosen.machine.coordinator_address
         try:
-            jax.distributed.initialize(address, chosen.num_processes, chosen.process_id)
+            jax.distributed.initialize(
+                address, chosen.machine.num_processes, chosen.machine.process_id
+            )
         except (ValueError, RuntimeError) as error:
             text = f"cannot be used ({str(error).splitlines()[0]}); must be host:port of process 0"
             raise flag_error("coordinator_address", address, text) from None
@@ -89,7 +95,9 @@ def connect(chosen: Config) -> None:
 def devices_of(chosen: Config) -> list[jax.Device]:
     """The devices that cells may use. Raises UsageError if there are too few."""
     try:
-        return platforms.devices(None if chosen.devices == "auto" else int(chosen.devices))
+        return platforms.devices(
+            None if chosen.machine.devices == "auto" else int(chosen.machine.devices)
+        )
     except UsageError as error:
         raise in_flags(error, "", {"devices": "devices"}) from None
 

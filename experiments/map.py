@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 
 from absl import app, flags
 
-from . import config, start
-from . import flags as shared
+from . import command_line, start
 
 if TYPE_CHECKING:
     from .studies import map_table
@@ -38,7 +37,7 @@ _BESIDE = flags.DEFINE_string(
     "The map.csv of the same map with other --seeds; counts the cells that have the same word in "
     "both.",
 )
-flags.adopt_module_key_flags(shared)
+flags.adopt_module_key_flags(command_line)
 
 
 def own() -> "map_table.Own":
@@ -58,4 +57,4 @@ def main(argv: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config.parse)
+    app.run(main, flags_parser=command_line.parse)

@@ -13,10 +13,9 @@ import importlib
 
 from absl import app, flags
 
-from . import config, start
-from . import flags as shared
+from . import command_line, start
 
-flags.adopt_module_key_flags(shared)
+flags.adopt_module_key_flags(command_line)
 PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games", "selection")
 
 
@@ -33,4 +32,4 @@ def main(argv: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=functools.partial(config.parse, words=1))
+    app.run(main, flags_parser=functools.partial(command_line.parse, words=1))

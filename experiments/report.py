@@ -37,7 +37,7 @@ def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> 
     config = assembled.config
     shown = data_figures.shown(assembled, assembled.cells[0].held_out)
     figures.draw(folder / "partition.png", data_figures.paint, *shown, key=(shown[-1], config))
-    figures.write(folder, cells, title=_title(config), rule=config.select)
+    figures.write(folder, cells, title=_title(config), rule=config.evaluation.select)
     return write_table(assembled, folder, cells)
 
 
@@ -45,7 +45,7 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
     more: list[Part] = []
-    if config.metrics:
+    if config.evaluation.metrics:
         more = _metrics(assembled, folder, cells)
     else:
         files.remove(folder / "metrics.csv")
@@ -55,12 +55,14 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     before = known.constants if known else {}
     for name, of_seed in constants.items():
         of = before.get(name, {}).items()
-        constants[name] = {seed: one for seed, one in of if int(seed) in config.seeds} | of_seed
+        constants[name] = {
+            seed: one for seed, one in of if int(seed) in config.training.seeds
+        } | of_seed
     finished = [
         tables.Cell(
             cell.label,
             cell.result,
-            config.select,
+            config.evaluation.select,
             cell.folder,
             constants.get(selection.held_out_of(cell.result), {}),
         )
@@ -75,12 +77,12 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
         where += f" Curves: {folder / 'curves.png'}."
     if others := _others(folder, cells):
         where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
-    return f"\n{title}\n\n{text}\n\n{selection.explained(config.select)}\n{where}"
+    return f"\n{title}\n\n{text}\n\n{selection.explained(config.evaluation.select)}\n{where}"
 
 
 def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
     """The table that compares methods, with the numbers of --paper; None if there is none."""
-    of_algorithm = dict(entry.split("=", 1) for entry in config.paper)
+    of_algorithm = dict(entry.split("=", 1) for entry in config.output.paper)
     labels = dict.fromkeys(cell.label for cell in cells)
     numbers = {label: of_algorithm.get(label.split()[0], "") for label in labels}
     return tables.main_table(
@@ -118,10 +120,10 @@ def _others(folder: Path, cells: Sequence[FinishedCell]) -> list[str]:
 
 
 def _title(config: Config) -> str:
-    count = len(config.seeds)
+    count = len(config.training.seeds)
     seeds = "one seed" if count == 1 else f"{count} seeds"
-    rounds = "1 round" if config.rounds == 1 else f"{config.rounds} rounds"
-    return f"{config.title}, {config.model}, {rounds}, {seeds}"
+    rounds = "1 round" if config.training.rounds == 1 else f"{config.training.rounds} rounds"
+    return f"{config.title}, {config.network.model}, {rounds}, {seeds}"
 
 
 def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
@@ -133,7 +135,7 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
     rows: list[dict[str, Any]] = []
     lacking: list[str] = []
     for cell in cells:
-        chosen = selection.choose(cell.label, cell.result, config.select)
+        chosen = selection.choose(cell.label, cell.result, config.evaluation.select)
         if chosen is None:
             continue
         runs = finished.of_folder(cell.folder, assembled)
@@ -141,7 +143,7 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
         about = {"algorithm": cell.label, "held_out": chosen.held_out}
         of = "" if len(cells) == 1 else f" of {cell.label}, held out {chosen.held_out}"
         for index in chosen.indices:
-            picked = selection.picked_or_last(runs.result.runs[index], config.select)
+            picked = selection.picked_or_last(runs.result.runs[index], config.evaluation.select)
             # Another rule may have kept another state than this one's, but the last is there.
             is_last = picked.round == runs.result.runs[index].last.round
             one = runs.run(index, "last" if is_last else "best")
@@ -153,19 +155,23 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
                 continue
             rows += [
                 about | row
-                for row in predictions.rows(found, assembled.task, classes, config.metrics)
+                for row in predictions.rows(
+                    found, assembled.task, classes, config.evaluation.metrics
+                )
             ]
     frame = pd.DataFrame(rows)
     files.write(folder / "metrics.csv", frame.to_csv(index=False))
     parts: list[Part] = ["\n".join(lacking)] if lacking else []
     if not rows:
         return parts
-    of_domains = frame[frame["by"] == "domain"].astype(dict.fromkeys(config.metrics, float))
+    of_domains = frame[frame["by"] == "domain"].astype(
+        dict.fromkeys(config.evaluation.metrics, float)
+    )
     keys, form = ["algorithm", "held_out"], forms.known(lambda of: forms.spread(of, ".4g"))
     tests = of_domains[of_domains["split"] == "test"].groupby(keys, sort=False)
     runs = of_domains.groupby([*keys, "seed"], sort=False)
     columns = {}
-    for name in config.metrics:
+    for name in config.evaluation.metrics:
         worst = runs[name].max() if name in LOWER_IS_BETTER else runs[name].min()
         columns[name] = tests[name].agg(form)
         columns[f"{name}, worst domain"] = worst.groupby(keys, sort=False).agg(form)

@@ -9,13 +9,12 @@ feature. Of texts it draws the counts of each client alone.
 
 from absl import app, flags
 
-from . import config, start
-from . import flags as shared
+from . import command_line, start
 
 _IMAGES = flags.DEFINE_integer(
     "images", 10, "Images of each domain, their labels in turn.", lower_bound=1, upper_bound=500
 )
-flags.adopt_module_key_flags(shared)
+flags.adopt_module_key_flags(command_line)
 
 
 @start.binary
@@ -24,10 +23,10 @@ def main(argv: list[str]) -> str:
     del argv
     from . import data_report, machine
 
-    chosen = config.chosen()
+    chosen = command_line.chosen()
     machine.prepare(chosen)
     return data_report.show(chosen, flags.FLAGS.out or "data.png", _IMAGES.value)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config.parse)
+    app.run(main, flags_parser=command_line.parse)

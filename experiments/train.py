@@ -12,22 +12,24 @@ from pathlib import Path
 
 from absl import app, flags
 
-from . import config, start
-from . import flags as shared
+from . import command_line, start
 from .config import Config
 
-flags.adopt_module_key_flags(shared)
+_HELP = flags.DEFINE_string(
+    "help_algorithm", "", "The name of an algorithm: print its settings, and train nothing."
+)
+flags.adopt_module_key_flags(command_line)
 
 
 def folder(chosen: Config) -> Path:
     """The run folder: --run_dir, or a default name from the flags."""
     from .running import folder as folders
 
-    name = f"{chosen.algorithm[0]}-{chosen.stem}-{chosen.held_out or 'default'}"
+    name = f"{chosen.method.algorithm[0]}-{chosen.data.stem}-{chosen.data.held_out or 'default'}"
     if chosen.is_grid:
-        name = f"grid-{chosen.stem}-{'-'.join(chosen.algorithm)}"
+        name = f"grid-{chosen.data.stem}-{'-'.join(chosen.method.algorithm)}"
     named = ("algorithm",) if chosen.is_grid else ("algorithm", "held_out")
-    return Path(chosen.run_dir or folders.default(chosen, name, named))
+    return Path(chosen.output.run_dir or folders.default(chosen, name, named))
 
 
 def train(chosen: Config) -> str:
@@ -42,12 +44,15 @@ def train(chosen: Config) -> str:
 def main(argv: list[str]) -> str:
     """Runs the experiment of the command line."""
     del argv
-    from . import machine
+    from . import build, factories, machine
 
-    chosen = config.chosen()
+    if _HELP.value:
+        build.check_algorithm(_HELP.value)
+        return factories.settings_text(_HELP.value)
+    chosen = command_line.chosen()
     machine.prepare(chosen)
     return train(chosen)
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=config.parse)
+    app.run(main, flags_parser=command_line.parse)

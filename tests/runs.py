@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ from absl.testing import flagsaver
 
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
-from fedjax_inv_experiments import assemble, config, figures, train
+from fedjax_inv_experiments import assemble, command_line, config, figures, sheet, train
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
@@ -75,7 +75,7 @@ def ran(chosen: Config) -> Ran:
     with jobs() as seen, no_figures():
         train.train(chosen)
     (job,) = seen
-    return Ran(Path(chosen.run_dir), job)
+    return Ran(Path(chosen.output.run_dir), job)
 
 
 def start_of(job: cells.Job) -> records.Start:
@@ -83,9 +83,19 @@ def start_of(job: cells.Job) -> records.Start:
     return provenance.record(assemble.assemble(job.config).loaded)
 
 
+def with_flags(chosen: Config, **values: Any) -> Config:
+    """The configuration with other values of some flags."""
+    return config.of(**sheet.flat(chosen) | values)
+
+
+def others(chosen: Config, names: Collection[str]) -> dict[str, Any]:
+    """The flags of a configuration but these."""
+    return {name: value for name, value in sheet.flat(chosen).items() if name not in names}
+
+
 def changed(job: cells.Job, **values: Any) -> cells.Job:
     """The job with other flags that leave its program as it is."""
-    chosen = config.changed(job.config, **values)
+    chosen = with_flags(job.config, **values)
     plan = assemble.assemble(chosen).plan(job.cell)._replace(program=job.plan.program)
     return job._replace(config=chosen, plan=plan.placed()._replace(is_compiled=True))
 
@@ -162,7 +172,7 @@ def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
 def parsed(*words: str, most: int = 1) -> Iterator[list[str]]:
     """The words of a command line that are no flags, at most `most`; its flags are set."""
     with flagsaver.flagsaver():
-        yield config.parse(["", *words], words=most)[1:]
+        yield command_line.parse(["", *words], words=most)[1:]
 
 
 def run(binary: ModuleType, *words: str) -> str:

@@ -50,10 +50,10 @@ def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
     config, cell, plan, measure, title = job
     place = folder / "checkpoints"
     log = Log(folder, cell, measure)
-    best = SelectedStates(selection.rules(measure)[config.select], log)
-    every = config.checkpoint_every or config.eval_every
-    saved = checkpoints.Checkpoints(place, config.keep_checkpoints, every, log, best)
-    watching = [events.Events(folder, cell, log, measure.name)] if config.tensorboard else []
+    best = SelectedStates(selection.rules(measure)[config.evaluation.select], log)
+    every = config.output.checkpoint_every or config.evaluation.eval_every
+    saved = checkpoints.Checkpoints(place, config.output.keep_checkpoints, every, log, best)
+    watching = [events.Events(folder, cell, log, measure.name)] if config.output.tensorboard else []
     resume, progress = checkpoints.Resume(place, best), Progress(title, log)
     callbacks = [resume, log, *watching, best, progress, stop, saved]
     try:

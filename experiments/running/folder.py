@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 
-from .. import config, factories, grid, machine
-from ..config import Config
+from .. import config, factories, grid, machine, sheet
+from ..config import NAMES, Config
 from ..errors import shown
-from ..flags import NAMES
 from ..grid import Cell
 from . import checkpoints, files, provenance, records
 from .records import Begun, Flag, Result, Start
@@ -63,14 +62,14 @@ def default(chosen: Config, name: str, named: Collection[str]) -> Path:
     named: the flags that are in `name` already.
     """
     left_out = {*_HOW, *named}
-    if chosen.dataset == chosen.stem:
+    if chosen.data.dataset == chosen.data.stem:
         left_out.add("dataset")  # its stem is in every name
-    usual = vars(config.defaults())
-    if chosen.eval_every == config.following(**vars(chosen) | {"eval_every": usual["eval_every"]}):
+    usual = sheet.flat(config.defaults())
+    if chosen.evaluation.eval_every == config.fitting(usual["eval_every"], chosen):
         left_out.add("eval_every")  # or a run of few rounds would not go on with more
     changed = {
         flag: value if isinstance(value, tuple) else (value,)
-        for flag, value in vars(chosen).items()
+        for flag, value in sheet.flat(chosen).items()
         if flag not in left_out and value != usual[flag]
     }
     text = "-".join(f"{flag}={'-'.join(map(str, value))}" for flag, value in changed.items())
@@ -142,12 +141,12 @@ def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start
     _check_start(folder, there.start, start())
     before = there.flags["rounds"]
     _check_rounds(folder, before, chosen)
-    if before == chosen.rounds and (folder / "result.json").exists():
+    if before == chosen.training.rounds and (folder / "result.json").exists():
         return result(folder)
-    if not chosen.resume:
+    if not chosen.output.resume:
         state = "an unfinished run"
-        if before != chosen.rounds:
-            state = f"a run whose rounds is {before} and not {chosen.rounds}"
+        if before != chosen.training.rounds:
+            state = f"a run whose rounds is {before} and not {chosen.training.rounds}"
         text = f"holds {state}; add --resume to go on with it, or choose another"
         raise UsageError("--run_dir", folder, text)
     return None
@@ -155,7 +154,7 @@ def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start
 
 def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
     """Raises UsageError unless a run has the flags of the command, except how it is computed."""
-    now, usual = records_of(chosen), vars(config.defaults())
+    now, usual = records_of(chosen), sheet.flat(config.defaults())
     before = {name: flags.get(name, _recorded(usual[name])) for name in now}
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     free = _NOT_COMPARED - ({"nonfinite"} if before["nonfinite"] != "stop" else set())
@@ -206,16 +205,16 @@ def _check_start(folder: Path, before: Start, now: Start) -> None:
 
 def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
     """Raises UsageError if a run cannot continue with --rounds instead of `before` rounds."""
-    asked, every = chosen.rounds, chosen.eval_every
+    asked, every = chosen.training.rounds, chosen.evaluation.eval_every
     if asked == before:
         return
     done = max(checkpoints.rounds(folder / "checkpoints"), default=0)
     text = ""
     if asked < done:
         text = f"has done {done}; must be at least as many"
-    elif chosen.schedule == "cosine":
+    elif chosen.training.schedule == "cosine":
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
-    elif chosen.hold == "stream" and done % every and asked > done:
+    elif chosen.machine.hold == "stream" and done % every and asked > done:
         text = f"streams, and ended after {done}, between two evaluations of --eval_every={every}"
     if text:
         raise UsageError("--rounds", asked, f"the run in {folder} {text}, or another --run_dir")
@@ -260,7 +259,7 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
         chosen = config.from_record(record.flags)
     except (TypeError, ValueError):
         raise _unreadable(folder) from None
-    if record.cell.algorithm not in chosen.algorithm:
+    if record.cell.algorithm not in chosen.method.algorithm:
         raise _unreadable(folder)
     return chosen, record.cell.restored()
 

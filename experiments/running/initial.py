@@ -41,7 +41,7 @@ def variables(chosen: Config, like: Variables, seeds: Sequence[int]) -> dict[int
     except UsageError as error:
         raise _error(chosen, str(error)) from None
     for name in _SAME:
-        theirs, ours = begun.flags.get(name), getattr(chosen, name)
+        theirs, ours = begun.flags.get(name), getattr(chosen.network, name)
         if theirs != ours:
             text = f"is of --{name}={shown(theirs)}, must be of --{name}={shown(ours)}, as this run"
             raise _error(chosen, text)
@@ -57,12 +57,12 @@ def variables(chosen: Config, like: Variables, seeds: Sequence[int]) -> dict[int
 
 
 def _error(chosen: Config, text: str) -> UsageError:
-    return flag_error("init_from", chosen.init_from, text)
+    return flag_error("init_from", chosen.network.init_from, text)
 
 
 def _place(chosen: Config) -> tuple[Path, int | None]:
     """The run folder that --init_from names, and the checkpoint's round if it names one."""
-    path = Path(chosen.init_from).expanduser()
+    path = Path(chosen.network.init_from).expanduser()
     if path.name.isdecimal() and path.parent.name == "checkpoints":
         return path.parent.parent, int(path.name)
     return path, None

@@ -3,6 +3,7 @@
 While a cell runs, the programs of the next ones compile in threads (`ahead`).
 """
 
+import dataclasses
 import functools
 import operator
 import os
@@ -26,7 +27,6 @@ from .. import assemble, factories, grid, machine
 from ..assemble import Assembled
 from ..config import Config
 from ..errors import check_run_dir
-from ..flags import DATA, ENVIRONMENT, NAMES, PARTICIPATION, PARTITION
 from ..grid import Cell
 from ..start import printable
 from . import cell as cells
@@ -117,12 +117,12 @@ def prepared(
     shared: the programs of other launches of this process; this one uses and extends them.
     label: what lines of progress name this launch; "": the label of each cell.
     """
-    events.check(config.tensorboard)
+    events.check(config.output.tensorboard)
     check_run_dir(folder)
     machine.connect(config)
-    if (folder / "result.json").exists() and not config.init_from:
+    if (folder / "result.json").exists() and not config.network.init_from:
         # If nothing is left to run, the report needs the first seed's data alone.
-        first = assemble.assemble(config, config.seeds[:1])
+        first = assemble.assemble(config, config.training.seeds[:1])
         places, begun = _places(first, folder, in_folders), _begun(first)
         if None not in _finished(first, places, begun).values():
             return Launch(first, folder, places, begun, shared, label)
@@ -133,11 +133,11 @@ def prepared(
     _finished(assembled, places, begun)
     if shared is None:  # the rows of a study are resumed without the flag
         there = any((place / "config.json").exists() for place in places.values())
-        if config.resume and machine.leads() and not there:
+        if config.output.resume and machine.leads() and not there:
             print(f"--resume: {folder} holds no run; a new one starts", file=sys.stderr)
     warning = assembled.scale_warning()
     if warning and machine.leads():
-        where = f"--dataset={config.dataset}"
+        where = f"--dataset={config.data.dataset}"
         print(printable(f"warning: {where}: {warning}"), file=sys.stderr)
     return Launch(assembled, folder, places, begun, shared, label)
 
@@ -244,7 +244,7 @@ class Launch:
         job = cells.Job(config, cell, plan, assembled.task.measure, self._title(cell))
         fitted, result = cells.train(job, place, stop)
         if result is None:
-            at = f"stopped after round {fitted.round} of {config.rounds}"
+            at = f"stopped after round {fitted.round} of {config.training.rounds}"
             print(f"{place}: {at}; {self._how}", file=sys.stderr)
             sys.exit(128 + stop.signal)
         return result
@@ -309,22 +309,21 @@ def depends_on(assembled: Assembled, cell: Cell, plan: Plan) -> tuple[Hashable, 
     but its inputs.
     """
     config = assembled.config
-    inputs_alone = {"run_dir", "seeds", *DATA, *ENVIRONMENT, *PARTITION, *PARTICIPATION}
-    others = config.only([name for name in NAMES if name not in inputs_alone])
     # A network that paints its inputs depends on more than their shapes.
-    of_data = id(assembled.model) if assembled.dataset.render else config.dataset
+    of_data = id(assembled.model) if assembled.dataset.render else config.data.dataset
     leaves, structure = jax.tree.flatten((plan.data, plan.inputs))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     names = tuple(assembled.dataset.classes), assembled.dataset.words
     return (
         cell.label,
-        others,
-        *(plan.experiment.history, config.missing, plan.cohorts.who.shape[2]),
+        *(config.network, config.method.loss, config.evaluation, config.machine),
+        dataclasses.replace(config.training, seeds=()),
+        *(plan.experiment.history, config.participation.missing, plan.cohorts.who.shape[2]),
         plan.experiment.num_groups,
         assembled.dataset.task,
         of_data,
         names,
-        local_sizes(config.batch_size or None, np.asarray(plan.inputs.train.size)),
+        local_sizes(config.training.batch_size or None, np.asarray(plan.inputs.train.size)),
         plan.layout,
         structure,
         shapes,

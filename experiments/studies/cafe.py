@@ -121,7 +121,7 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
     clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
     rare = build.is_sparse(config, len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
-    if config.imbalance > 1:
+    if config.partition.imbalance > 1:
         classes = np.array(line["score_by_class"], float)  # in order of their examples
         parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
     return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
@@ -136,11 +136,15 @@ def _groups_of(result: RowResult) -> dict[str, list[float]]:
 
 def where(config: Config) -> str:
     """The federation of a row, which has a column in the paper's tables."""
-    dealt = f"Dir {config.alpha:g}" if config.partition == "dirichlet" else config.partition
+    dealt = (
+        f"Dir {config.partition.alpha:g}"
+        if config.partition.partition == "dirichlet"
+        else config.partition.partition
+    )
     return (
-        f"{dealt}, CF {config.frequency:g}, IF {config.imbalance:g}, "
-        f"{build.slots(config, config.clients)} of {config.clients} clients, "
-        f"{config.local_epochs} epochs"
+        f"{dealt}, CF {config.participation.frequency:g}, IF {config.partition.imbalance:g}, "
+        f"{build.slots(config, config.partition.clients)} of {config.partition.clients} clients, "
+        f"{config.training.local_epochs} epochs"
     )
 
 
@@ -174,18 +178,23 @@ def numbers(result: RowResult, data: str) -> Cells:
     gives no imbalance.
     """
     config = result.config
-    slots, frequency = build.slots(config, config.clients), config.frequency
-    federation = (config.clients, slots, config.local_epochs, config.imbalance)
+    slots, frequency = build.slots(config, config.partition.clients), config.participation.frequency
+    federation = (
+        config.partition.clients,
+        slots,
+        config.training.local_epochs,
+        config.partition.imbalance,
+    )
     # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
     varied = {"alpha", "clients", "imbalance", "cohort", "sampling_rate", "frequency"}
     is_of_paper = federation == (100, 10, 5, 1) and study.is_of_paper(result, varied)
     if not result.is_complete or not is_of_paper:
         return {}
     columns = {
-        "Table I": f"Dir {config.alpha:g}" if frequency == 0.1 else "",
-        "Table II": f"CF {frequency:g}" if config.alpha == 0.1 else "",
+        "Table I": f"Dir {config.partition.alpha:g}" if frequency == 0.1 else "",
+        "Table II": f"CF {frequency:g}" if config.partition.alpha == 0.1 else "",
     }
-    at = (result.row.series, config.stem.replace("-", "_"))
+    at = (result.row.series, config.data.stem.replace("-", "_"))
     return {
         f"paper: {each.source}": each.value
         for each in NUMBERS

@@ -30,9 +30,9 @@ class Panel(NamedTuple):
 
 def strip(config: Config) -> dict[str, np.ndarray]:
     """Images of the first seed in the order of their labels: of two clients, and of the test."""
-    assembled = assemble.assemble(config, config.seeds[:1])
+    assembled = assemble.assemble(config, config.training.seeds[:1])
     ((splits),) = assembled.splits.values()
-    split = splits[config.seeds[0]]
+    split = splits[config.training.seeds[0]]
     clients, (test,) = federation.parts_of(split.train), federation.parts_of(split.test)
     shown = {"client 1": clients[0], f"client {len(clients)}": clients[-1], "test": test}
     y = assembled.dataset.y

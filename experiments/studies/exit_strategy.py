@@ -85,7 +85,7 @@ def _low_loss(row: Row) -> float:
 
 
 def _odd_angles(result: RowResult) -> list[str]:
-    return [f"{angle:g}" for angle in result.config.odd_angles]
+    return [f"{angle:g}" for angle in result.config.environment.odd_angles]
 
 
 def _regular(result: RowResult) -> list[list[dict[str, float]]]:
@@ -140,7 +140,7 @@ def exit_columns(result: RowResult) -> Cells:
 
 def phase(result: RowResult) -> Outcome | None:
     """The pre-training of a row, with a leading axis of runs; None if no client can leave."""
-    if result.config.algorithm != ("exit_strategy",):
+    if result.config.method.algorithm != ("exit_strategy",):
         return None
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     server = exit_strategy.server_in(runs.states("last").server)

@@ -87,7 +87,7 @@ def panel(
 
     They are those of its first seed, with the selected hyperparameters.
     """
-    picked = selection.choose(result.row.label, result.only.result, result.config.select)
+    picked = selection.choose(result.row.label, result.only.result, result.config.evaluation.select)
     assert picked is not None, "a complete row has selected runs"
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     one = runs.run(picked.indices[0], "last")

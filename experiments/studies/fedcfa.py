@@ -236,7 +236,7 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
     """
     selected = {}
     for name, of_column in _by_column(result).items():
-        chosen = selection.choose(name, of_column, result.config.select)
+        chosen = selection.choose(name, of_column, result.config.evaluation.select)
         selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
     return selected
 
@@ -258,16 +258,16 @@ _BY_NETWORK = {"leaf_cnn": "femnist", "lstm": "sent140"}
 
 def paper_data(config: Config) -> str:
     """The paper's data set of a row, whatever a local copy is called; "" if there is none."""
-    stem = config.stem.replace("-", "_")
+    stem = config.data.stem.replace("-", "_")
     named = next((name for name in _PAPER_DATA if stem.startswith(name)), "")
-    return _BY_NETWORK.get(config.model, named)
+    return _BY_NETWORK.get(config.network.model, named)
 
 
 def partition_name(config: Config) -> str:
     """The paper's name of the partition."""
-    if config.partition == "dirichlet":
-        return f"Dir{config.clients}({config.alpha:g})"
-    return f"IID{config.clients}" if config.partition == "iid" else "Non-IID"
+    if config.partition.partition == "dirichlet":
+        return f"Dir{config.partition.clients}({config.partition.alpha:g})"
+    return f"IID{config.partition.clients}" if config.partition.partition == "iid" else "Non-IID"
 
 
 NUMBERS = study.numbers_of("fedcfa")
@@ -279,9 +279,9 @@ _OUR_TARGETS = {"fashion_mnist": 80.0, "mnist": 95.0, "cifar10": 50.0, "digits":
 
 def target(config: Config) -> float | None:
     """The target for the test accuracy, in percent; None if there is none."""
-    if (paper_data(config), config.model) == ("cifar10", "resnet18"):
+    if (paper_data(config), config.network.model) == ("cifar10", "resnet18"):
         return TARGETS.get(partition_name(config))
-    return _OUR_TARGETS.get(config.stem)
+    return _OUR_TARGETS.get(config.data.stem)
 
 
 def rounds_to(lines: Sequence[Record], percent: float) -> float:
@@ -301,7 +301,7 @@ def _speed(result: RowResult) -> Cells:
     if np.isnan(rounds).any():
         trained = map(selection.trained, result.only.logs)
         best = forms.spread([max(study.percents(lines)) for lines in trained])
-        text = f"> {result.config.rounds}, best {best}"
+        text = f"> {result.config.training.rounds}, best {best}"
     return {f"rounds to {percent:g}%": text}
 
 
@@ -329,7 +329,7 @@ def _in_rounds(result: RowResult) -> Cells:
     by_round = [{line["round"]: line for line in lines} for lines in result.only.logs]
     cells = {}
     for number in _ROUNDS:
-        if number <= result.config.rounds:
+        if number <= result.config.training.rounds:
             at = [lines[number] for lines in by_round if number in lines and result.row.start]
             cells[f"test in round {number}, %"] = study.percent(at, "test_score")
     cells["test at the last, %"] = study.percent(result.last, "test_score")
@@ -366,13 +366,16 @@ def _means(result: RowResult) -> dict[str, float]:
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method or hook on this partition, or of columns within a row."""
     clients = {"partition", "alpha", "clients", "cohort", "sampling_rate"}
-    fifth = 5 * build.slots(result.config, result.config.clients) == result.config.clients
+    fifth = (
+        5 * build.slots(result.config, result.config.partition.clients)
+        == result.config.partition.clients
+    )
     if not (result.is_complete and fifth and study.is_of_paper(result, clients)):
         return {}
     of_data = paper_data(result.config), partition_name(result.config)
     names = (result.row.series, result.row.label)
     mine = [each for each in NUMBERS if each.data == of_data[0] and each.row in names]
-    if result.config.model != "resnet18":  # the label of a hook says nothing of the network
+    if result.config.network.model != "resnet18":  # the label of a hook says nothing of the network
         mine = [each for each in mine if each.source != "Table 5"]
     if result.row.series in _COLUMNS:
         columns = mine if of_data[1] == "Dir60(0.6)" else []

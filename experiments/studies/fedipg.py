@@ -200,8 +200,8 @@ def _accuracies(result: RowResult) -> Cells:
     runs = result.only.runs
     pairs = _selected(result)
     picked = [at for _, at in pairs]
-    rule = result.config.select
-    if result.config.stop_below:
+    rule: str = result.config.evaluation.select
+    if result.config.evaluation.stop_below:
         rule = f"the stop, {len(picked)} of {len(runs)}"
     hyper = runs[0]["hyper"]
     sent = [_megabytes(run, at) for run, at in pairs]
@@ -217,7 +217,7 @@ def _accuracies(result: RowResult) -> Cells:
 
 def _selected(result: RowResult) -> list[tuple[Record, Record]]:
     """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
-    if not result.config.stop_below:
+    if not result.config.evaluation.stop_below:
         return [(run, run["selected"]) for run in result.only.runs]
     return [(run, run["stops"][0]) for run in result.only.runs if run["stops"][0]["round"]]
 
@@ -236,7 +236,7 @@ def _by_domain(result: RowResult) -> Cells:
     best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
     scores = _scores_by_domain(result).items()
     return {
-        "selected by": result.config.select,
+        "selected by": result.config.evaluation.select,
         **{heading: forms.percent([*of.values()]) for heading, of in scores},
         "mean by oracle, %": forms.percent(np.mean(best, 0)),
     }
@@ -361,7 +361,7 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
         runs = [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
         if any(run["diverged"] for run in runs):
             return None
-        lines = (selection.picked_or_last(run, result.config.select) for run in runs)
+        lines = (selection.picked_or_last(run, result.config.evaluation.select) for run in runs)
         tests.append([line["test_score"] for line in lines])
     return np.array(tests)
 
@@ -439,7 +439,7 @@ NUMBERS = study.numbers_of("fedipg")
 
 def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a row; those of held-out domains are means over all of them."""
-    if data in _DOMAINS and result.config.held_out != "all":
+    if data in _DOMAINS and result.config.data.held_out != "all":
         return {}
     at = (result.row.label, data)
     return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}
@@ -489,5 +489,8 @@ PAPER = study.Paper(
         ),
     },
     caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
-    diverged=lambda one: {"selected by": one.config.select, "test, %": study.why_none(one)},
+    diverged=lambda one: {
+        "selected by": one.config.evaluation.select,
+        "test, %": study.why_none(one),
+    },
 )

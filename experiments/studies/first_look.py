@@ -87,9 +87,9 @@ def served(result: RowResult) -> list[Record]:
 
 
 def _columns(result: RowResult) -> Cells:
-    lines, rule = served(result), result.config.select
-    rule = "last round" if rule == "last" else rule
-    if result.config.stop_below:
+    lines, select = served(result), result.config.evaluation.select
+    rule: str = "last round" if select == "last" else select
+    if result.config.evaluation.stop_below:
         stopped = sum(run["stops"][0]["round"] is not None for run in result.only.runs)
         rule = f"stop, {stopped} of {len(lines)}"
     return {

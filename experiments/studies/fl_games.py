@@ -101,7 +101,7 @@ def masked(data: str) -> list[Row]:
 def _ends(result: RowResult) -> dict[int, Record]:
     """The evaluation at the stop of each seed that stopped, or at the end without a stop."""
     runs = result.only.runs
-    if not result.config.stop_below:
+    if not result.config.evaluation.stop_below:
         return {run["seed"]: run["last"] for run in runs}
     return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
 
@@ -114,7 +114,7 @@ def _columns(result: RowResult) -> Cells:
     """Accuracy and rounds at the stop by the first threshold, or at the end without a stop."""
     runs, logs = result.only.runs, result.only.logs
     ends = [*_ends(result).values()]
-    if result.config.stop_below:
+    if result.config.evaluation.stop_below:
         stops = [run["stops"][0] for run in runs]
         train = [stop["train_score"] for stop in ends]
         when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
@@ -123,11 +123,12 @@ def _columns(result: RowResult) -> Cells:
         when = "at the end"
     rounds = [each["round"] for each in ends]
     last = study.percent(result.last, "test_score")
-    continues, rule = result.config.after_stop == "continue", result.config.select
-    rule = "the best validation" if rule == "validation" else f"the round of {rule}"
+    continues = result.config.evaluation.after_stop == "continue"
+    select = result.config.evaluation.select
+    rule = "the best validation" if select == "validation" else f"the round of {select}"
     return {
         "stopped": when,
-        "rounds": forms.spread(rounds) if ends else f"> {result.config.rounds}",
+        "rounds": forms.spread(rounds) if ends else f"> {result.config.training.rounds}",
         "train, %": forms.percent(train) if ends else "",
         **study.texts(ends, _SCORES),
         # A run that ends at its stop has no later round.
@@ -148,7 +149,7 @@ def numbers(result: RowResult, data: str) -> Cells:
 
 def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Draws the accuracies of the first seed in every round, and its stop."""
-    games = [one for one in results if one.is_complete and one.config.stop_below]
+    games = [one for one in results if one.is_complete and one.config.evaluation.stop_below]
     if not games:
         return "No figure: no game is left."
     title = f"{data}, seed {games[0].only.runs[0]['seed']}"
@@ -159,13 +160,13 @@ def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str
 def _oscillation(result: RowResult) -> drawings.Panel:
     run, log = result.only.runs[0], result.only.logs[0]
     rounds = [each["round"] for each in run["stops"]]
-    continues = result.config.after_stop == "continue"
+    continues = result.config.evaluation.after_stop == "continue"
     end = None if continues or not all(rounds) else max(rounds)
     lines = {}
     for kind, label in (("train", "training clients"), ("test", "test client")):
         curve = [100 * value for line in log for value in line[f"{kind}_by_round"]][:end]
         lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
-    threshold, stop = 100 * result.config.stop_below[0], rounds[0] or np.nan
+    threshold, stop = 100 * result.config.evaluation.stop_below[0], rounds[0] or np.nan
     title = f"{result.row.label}, stop below {threshold:g}%"
     levels, moments = {"threshold": threshold}, {"the stop": stop}
     return drawings.Panel(lines, title, "round", "accuracy, %", levels=levels, moments=moments)

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import build, differences, selection, tables
-from ..config import Config, defaults
+from ..config import Config, Participation
 from ..differences import Difference
-from ..flags import PARTICIPATION
 from ..running import divergence
 from ..selection import Chosen
 from ..studies import study
@@ -99,15 +98,20 @@ def _steps(config: Config) -> float:
     run decides which clients take part: an exit strategy, or other flags of participation than
     those of the cohort, --frequency and --dropout.
     """
-    steps = config.local_steps or np.nan
+    steps = config.training.local_steps or np.nan
     if build.is_pooled(config):
         return steps
-    clients, others = config.clients, {*PARTICIPATION} - {*_COUNTED}
-    is_other = any(getattr(config, name) != getattr(defaults(), name) for name in others)
-    if not clients or config.algorithm == ("exit_strategy",) or is_other:
+    clients = config.partition.clients
+    counted = {name: getattr(config.participation, name) for name in _COUNTED}
+    is_other = config.participation != Participation(**counted)
+    if not clients or config.method.algorithm == ("exit_strategy",) or is_other:
         return np.nan
-    rare = round(config.sparse * clients) / clients * (1 - config.frequency)
-    return build.slots(config, clients) * (1 - rare) * (1 - config.dropout) * steps
+    rare = (
+        round(config.participation.sparse * clients)
+        / clients
+        * (1 - config.participation.frequency)
+    )
+    return build.slots(config, clients) * (1 - rare) * (1 - config.participation.dropout) * steps
 
 
 def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
@@ -117,7 +121,7 @@ def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
     """
     places = [(result.row.series, result.row.x) for result in results]
     chosen = {
-        at: selection.choose(at[0], result.only.result, rule or result.config.select)
+        at: selection.choose(at[0], result.only.result, rule or result.config.evaluation.select)
         for at, result in zip(places, results, strict=True)
     }
     scores = {at: _scores(one.runs if one else []) for at, one in chosen.items()}
@@ -129,7 +133,7 @@ def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
     corrected = differences.holm([difference.p for difference in found.values()])
     p_values = dict(zip(found, corrected, strict=True))
     cells = [
-        _cell(result, chosen[at], rule or result.config.select, found[at], p_values[at])
+        _cell(result, chosen[at], rule or result.config.evaluation.select, found[at], p_values[at])
         for at, result in zip(places, results, strict=True)
     ]
     return cells if rule else [*cells, *_constants(results, cells)]

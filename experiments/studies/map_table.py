@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import build, config, differences, factories, forms, runs_csv, tables
+from .. import build, command_line, differences, factories, forms, runs_csv, tables
 from ..errors import check_known, flag_error
 from ..running import files
 from ..studies import map_figures, map_methods, study
@@ -74,9 +74,9 @@ def _terms(words: tuple[str, ...]) -> tuple[int, int]:
 
     The latter is 0 if the data say how many clients there are.
     """
-    base = config.of_arguments(words)
-    slots = build.slots(base, base.clients) if base.clients else 0
-    return base.rounds, base.batch_size * slots
+    base = command_line.of_arguments(words)
+    slots = build.slots(base, base.partition.clients) if base.partition.clients else 0
+    return base.training.rounds, base.training.batch_size * slots
 
 
 def _rows(

@@ -120,7 +120,7 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
 
     Every row sees the same perturbations of an image.
     """
-    seed = result.config.seeds[0]
+    seed = result.config.training.seeds[0]
     runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
     one = runs.select(seed, 0, "last")
     images, y = seen_images(one, indices)

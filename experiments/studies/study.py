@@ -20,11 +20,10 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from .. import config, forms, grid, machine, report, runs_csv, selection, tables
-from ..config import Config
+from .. import command_line, forms, grid, machine, report, runs_csv, selection, sheet, tables
+from ..config import Config, Participation, Partition
 from ..differences import Column, Scores
 from ..errors import check_known
-from ..flags import PARTICIPATION, PARTITION
 from ..running import divergence, files, launch, log, records
 from ..running.records import Line, Result, RunResult, Sweep
 from ..studies import drawings
@@ -159,7 +158,7 @@ def options(paper: Paper, own: Any = None) -> Options:
     for data in found.data:
         check_known("data", data, taken)
     folder = Path(os.path.expanduser(found.run_dir or f"runs/{paper.name}"))
-    overrides = tuple(word for word in config.given() if not word.startswith("--run_dir="))
+    overrides = tuple(word for word in command_line.given() if not word.startswith("--run_dir="))
     return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides, own)
 
 
@@ -185,7 +184,7 @@ def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) ->
         places += [f"--init_from={folder / row.start}"] if row.start else []
         try:
             words = ["--nonfinite=mark", *row.flags, *overrides, *places]
-            result.append(config.of_arguments(words))
+            result.append(command_line.of_arguments(words))
         except UsageError as error:
             raise UsageError(row.label, ..., str(error)) from None
     return result
@@ -204,7 +203,7 @@ def run(
 
         def prepared(index: int) -> launch.Launch:
             label = f"{rows[index].label} ({index + 1} of {len(rows)})"
-            place = Path(configs[index].run_dir)
+            place = Path(configs[index].output.run_dir)
             ready = launch.prepared(
                 configs[index], place, in_folders=True, shared=shared, label=label
             )
@@ -222,14 +221,14 @@ def run(
 
 def result_of(row: Row, chosen: Config) -> RowResult:
     """The results of a row that has run."""
-    place, cells = Path(chosen.run_dir), []
+    place, cells = Path(chosen.output.run_dir), []
     sweep = records.read(place / "result.json", Sweep)
     names = grid.folder_names([result.cell.restored() for result in sweep.cells]).values()
     for result, name in zip(sweep.cells, names, strict=True):
         held_out = selection.held_out_of(result)
         constant = sweep.constants.get(held_out, {})
         cell = CellResult(held_out, [], [], result, place / name, constant)
-        if picked := selection.choose(row.label, result, chosen.select):
+        if picked := selection.choose(row.label, result, chosen.evaluation.select):
             lines = log.read(cell.folder, picked.runs[0].last.round)
             logs = [[line for line in lines if line.run == index] for index in picked.indices]
             cell = cell._replace(runs=picked.runs, logs=logs)
@@ -308,7 +307,9 @@ def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
 
 def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     """A cell, with the runs that did not diverge if nothing was selected."""
-    one = selection.choose(result.row.label, cell.result, result.config.select, surviving=True)
+    one = selection.choose(
+        result.row.label, cell.result, result.config.evaluation.select, surviving=True
+    )
     return cell if cell.runs or not one else cell._replace(runs=one.runs)
 
 
@@ -373,7 +374,9 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
 def cells_of(rows: Iterable[RowResult]) -> list[tables.Cell]:
     """The cells of rows, for tables."""
     return [
-        tables.Cell(row.row.label, cell.result, row.config.select, cell.folder, cell.constant)
+        tables.Cell(
+            row.row.label, cell.result, row.config.evaluation.select, cell.folder, cell.constant
+        )
         for row in rows
         for cell in row.cells
     ]
@@ -401,9 +404,10 @@ def is_of_paper(result: RowResult, looked_at: set[str]) -> bool:
 
     looked_at: the flags of partition and participation that the caller looks at.
     """
-    own = config.of_arguments(result.row.flags)
-    names = {*PARTITION, *PARTICIPATION} - looked_at
-    return own.only(names) == result.config.only(names)
+    own = command_line.of_arguments(result.row.flags)
+    names = {*sheet.names(Partition, Participation)} - looked_at
+    flags_of = sheet.flat(own), sheet.flat(result.config)
+    return all(flags_of[0][name] == flags_of[1][name] for name in names)
 
 
 def why_none(result: RowResult) -> str:

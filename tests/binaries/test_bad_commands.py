@@ -13,6 +13,7 @@ import pytest
 from fedjax_inv_experiments import (
     assemble,
     build,
+    command_line,
     config,
     evaluate,
     grid,
@@ -22,7 +23,7 @@ from fedjax_inv_experiments import (
     train,
 )
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.flags import PRESETS
+from fedjax_inv_experiments.command_line import PRESETS
 from fedjax_inv_experiments.running import cell as cells
 from runs import parsed
 
@@ -199,7 +200,7 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_fit_together_pass(arguments: list[str]) -> None:
-    assert assemble.assemble(config.of_arguments(arguments)).cells
+    assert assemble.assemble(command_line.of_arguments(arguments)).cells
 
 
 OWN = """
@@ -252,7 +253,7 @@ def test_every_preset_parses() -> None:
             names = names.replace(",", ",games_parallel,")
         if names.endswith("_v"):
             names += ",games_parallel"
-        assert grid.cells(config.of_arguments([f"--preset={names}"]), ["0", "75"])
+        assert grid.cells(command_line.of_arguments([f"--preset={names}"]), ["0", "75"])
 
 
 # What a shell may do with the outputs of a command.

@@ -195,7 +195,7 @@ def test_partitions_deal_the_training_examples(partition: str) -> None:
 def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_path: Path) -> None:
     y = np.arange(12) % 2
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
-    dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")))
+    dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")).data)
     assert build._image_size(dataset) == stem
 
 
@@ -225,13 +225,13 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     chosen = config.of(
         dataset=str(tmp_path / "mine.npz"), model="resnet18", widths=WIDTHS, norm="frozen"
     )
-    dataset = data_flags.load(chosen)
+    dataset = data_flags.load(chosen.data)
     bare = models.resnet18(2, widths=WIDTHS, norm="frozen")
     arrays = torchvision(classes=2, channels=3)
     path = tmp_path / "weights.safetensors"
     save_file(arrays, path)
     variables = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    model = build.network(config.changed(chosen, weights=str(path)), dataset)
+    model = build.network(runs.with_flags(chosen, weights=str(path)), dataset)
     loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
@@ -248,7 +248,7 @@ def test_a_network_from_another_run_needs_no_weights_file(tmp_path: Path) -> Non
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, 8, 8, 3), np.uint8), y=np.arange(12) % 2)
     data = {"dataset": str(tmp_path / "mine.npz"), "model": "resnet18", "weights": "gone"}
     chosen = config.of(**data, norm="frozen", init_from="run")
-    assert isinstance(build.network(chosen, data_flags.load(chosen)), Model)
+    assert isinstance(build.network(chosen, data_flags.load(chosen.data)), Model)
 
 
 @pytest.mark.slow
@@ -256,9 +256,9 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     images = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
     np.savez(tmp_path / "mine.npz", x=images, y=np.arange(8) % 2)
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
-    dataset = data_flags.load(chosen)
+    dataset = data_flags.load(chosen.data)
     model, plain = (
-        build.network(config.changed(chosen, augment=on), dataset) for on in (True, False)
+        build.network(runs.with_flags(chosen, augment=on), dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)

@@ -1,5 +1,6 @@
 """Configurations: of flags by name, of command lines with presets, and of records."""
 
+import dataclasses
 import json
 import re
 
@@ -12,20 +13,25 @@ from fedjax_inv.data import dataset, simpson, stains
 from fedjax_inv.models import resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.platforms import PRECISIONS
-from fedjax_inv_experiments import config, factories, flags, metrics, selection, train
+from fedjax_inv_experiments import command_line, config, factories, metrics, selection, sheet, train
+from runs import with_flags
 
 PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
 
 
 def test_a_configuration_is_flat_and_does_not_change() -> None:
     chosen = config.of(environment="colored", flips=(0.3,), widths=[4, 5], rounds=9)
-    assert (chosen.rounds, chosen.widths, chosen.alpha) == (9, (4, 5), 0.5)
-    assert config.of(**vars(chosen)) == chosen
+    assert (chosen.training.rounds, chosen.network.widths, chosen.partition.alpha) == (
+        9,
+        (4, 5),
+        0.5,
+    )
+    assert config.of(**sheet.flat(chosen)) == chosen
     assert config.from_record(json.loads(json.dumps(config.to_record(chosen)))) == chosen
-    assert config.changed(chosen, rounds=7).rounds == 7
-    assert len({chosen, config.changed(chosen), config.defaults()}) == 2
-    with pytest.raises(AttributeError):
-        chosen.rounds = 3
+    assert with_flags(chosen, rounds=7).training.rounds == 7
+    assert len({chosen, with_flags(chosen), config.defaults()}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        chosen.training.rounds = 3
     with pytest.raises(TypeError):
         config.of(round=3)
     for wrong in (dict(rounds=0), dict(rounds="many"), dict(seeds=(1, 1)), dict(select="best")):
@@ -34,12 +40,12 @@ def test_a_configuration_is_flat_and_does_not_change() -> None:
 
 
 def test_presets_are_flag_files_of_which_later_ones_win() -> None:
-    chosen = config.of_arguments(
+    chosen = command_line.of_arguments(
         ["--preset=colored_mnist_v,games_sequential,games_smooth", "--rounds=77"]
     )
-    assert (chosen.dataset, chosen.cut, chosen.rounds) == ("mnist", 1, 77)
-    assert {"learned=true", "play=sequential", "memory=5"} < {*chosen.set}
-    assert config.of_arguments(["--preset", "games_smooth"]).set == ("memory=5",)
+    assert (chosen.data.dataset, chosen.network.cut, chosen.training.rounds) == ("mnist", 1, 77)
+    assert {"learned=true", "play=sequential", "memory=5"} < {*chosen.method.set}
+    assert command_line.of_arguments(["--preset", "games_smooth"]).method.set == ("memory=5",)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +61,7 @@ def test_presets_are_flag_files_of_which_later_ones_win() -> None:
 def test_a_later_setting_replaces_or_takes_back(
     arguments: list[str], settings: tuple[str, ...]
 ) -> None:
-    assert config.of_arguments(arguments).set == settings
+    assert command_line.of_arguments(arguments).method.set == settings
 
 
 def test_the_environment_of_a_path_is_its_own() -> None:
@@ -66,8 +72,8 @@ def test_the_environment_of_a_path_is_its_own() -> None:
 
 
 def test_the_choices_of_flags_are_those_of_the_library() -> None:
-    assert tuple(flags.ALGORITHMS) == LISTED
-    assert {*flags.METRICS} == {*metrics.METRICS}
+    assert tuple(config.ALGORITHMS) == LISTED
+    assert {*config.METRICS} == {*metrics.METRICS}
     for name, known in (
         ("select", selection.RULES),
         ("activation", ACTIVATIONS),
@@ -78,13 +84,13 @@ def test_the_choices_of_flags_are_those_of_the_library() -> None:
         ("task", {"auto", *dataset.TASKS}),
         ("precision", {"auto", *PRECISIONS}),
     ):
-        assert {*flags.flags.FLAGS[name].parser.enum_values} == {*known}, name
-    assert all(callable(factories.network(name)) for name in flags.MODELS)
+        assert {*command_line.FLAGS[name].parser.enum_values} == {*known}, name
+    assert all(callable(factories.network(name)) for name in config.MODELS)
 
 
 def folder(*arguments: str) -> str:
     """Where `train` goes by default."""
-    return train.folder(config.of_arguments(arguments)).as_posix()
+    return train.folder(command_line.of_arguments(arguments)).as_posix()
 
 
 def test_a_default_folder_tells_what_differs() -> None:
@@ -122,12 +128,12 @@ def test_a_default_folder_is_that_of_the_run() -> None:
     ],
 )
 def test_evaluations_fit_rounds_and_checkpoints(arguments: tuple[str, ...], expected: int) -> None:
-    assert config.of_arguments(arguments).eval_every == expected
+    assert command_line.of_arguments(arguments).evaluation.eval_every == expected
 
 
 def test_a_grid_marks_what_diverges_and_a_run_stops() -> None:
     for word in ("--learning_rate=0.1,0.2", "--algorithm=fedavg,fedipg", "--held_out=all", PRESET):
-        assert config.of_arguments([word]).is_grid
-        assert config.of_arguments([word]).nonfinite == "mark"
-    assert not config.of_arguments(["--seeds=0,1"]).is_grid
-    assert config.of_arguments(["--seeds=0,1"]).nonfinite == "stop"
+        assert command_line.of_arguments([word]).is_grid
+        assert command_line.of_arguments([word]).evaluation.nonfinite == "mark"
+    assert not command_line.of_arguments(["--seeds=0,1"]).is_grid
+    assert command_line.of_arguments(["--seeds=0,1"]).evaluation.nonfinite == "stop"

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_inv_experiments import config, draws, factories, grid
 from fedjax_inv_experiments.config import Config
+from runs import with_flags
 
 
 def drawn(chosen: Config) -> dict[str, list[dict[str, float]]]:
@@ -14,9 +15,10 @@ def drawn(chosen: Config) -> dict[str, list[dict[str, float]]]:
     found = {}
     for cell in grid.cells(chosen, ["75"]):
         by_seed = {
-            seed: [run.hyper for run in cell.runs if run.seed == seed] for seed in chosen.seeds
+            seed: [run.hyper for run in cell.runs if run.seed == seed]
+            for seed in chosen.training.seeds
         }
-        found[cell.algorithm] = by_seed[chosen.seeds[0]]
+        found[cell.algorithm] = by_seed[chosen.training.seeds[0]]
         assert all(hypers == found[cell.algorithm] for hypers in by_seed.values())
     return found
 
@@ -55,7 +57,7 @@ def test_what_a_flag_sets_stays() -> None:
 
 def test_a_configuration_with_draws_is_kept() -> None:
     chosen = config.of(draws=4, environment="rotated")
-    assert config.changed(chosen, rounds=7).learning_rate == ()
+    assert with_flags(chosen, rounds=7).training.learning_rate == ()
     record = json.loads(json.dumps(config.to_record(chosen)))
     assert config.from_record(record) == chosen
     (cell,) = grid.cells(chosen, ["75"])

@@ -39,7 +39,19 @@ from fedjax_inv_experiments.running import log, records
 from fedjax_inv_experiments.running.records import Domain, Result, RunResult
 from fedjax_inv_experiments.running.signals import Stop
 from fedjax_inv_experiments.start import Diverged
-from runs import Ran, changed, go_on, halved, jobs, metrics, no_figures, ran, start_of, states
+from runs import (
+    Ran,
+    changed,
+    go_on,
+    halved,
+    jobs,
+    metrics,
+    no_figures,
+    ran,
+    start_of,
+    states,
+    with_flags,
+)
 from runs import line as line_of
 
 TINY = config.of(
@@ -73,7 +85,7 @@ GAME: dict[str, Any] = dict(
 
 
 def flags(folder: Path, **changes: Any) -> Config:
-    return config.changed(TINY, run_dir=str(folder), **changes)
+    return with_flags(TINY, run_dir=str(folder), **changes)
 
 
 def with_rate(job: cells.Job, rate: float) -> cells.Job:
@@ -231,7 +243,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
         assert "train_metrics" not in line
         assert not line["diverged"]
         assert all(line[f"{kind}_by_round"] == [] for kind in ("train", "test") if is_game)
-        assert ("score_by_client" in line) == config.watch_classes
+        assert ("score_by_client" in line) == config.evaluation.watch_classes
         if is_game:
             continue  # its players are several networks
         key = jax.random.fold_in(jax.random.key(line["seed"]), 0)
@@ -267,15 +279,15 @@ def test_training_learns(trained: Ran) -> None:
 
 def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_path: Path) -> None:
     whole = sampled
-    chosen = config.changed(whole.job.config, resume=True)
-    half = chosen.eval_every
+    chosen = with_flags(whole.job.config, resume=True)
+    half = chosen.evaluation.eval_every
     folder = go_on(changed(whole.job, rounds=half), tmp_path / "run")
     before = Ran(folder, whole.job).runs
     assert {run["last"]["round"] for run in before} == {half}
     assert folders.finished(chosen, whole.job.cell, folder, lambda: start_of(whole.job)) is None
     go_on(whole.job, folder)
     assert metrics(folder) == metrics(whole.folder)
-    last = chosen.rounds
+    last = chosen.training.rounds
     for item in ("default", "kept"):
         chex.assert_trees_all_equal(states(folder, last, item), states(whole.folder, last, item))
     after = Ran(folder, whole.job).runs
@@ -354,7 +366,7 @@ def test_a_sweep_keeps_finished_cells(
     table = (folder / "table.md").read_text()
     # A sweep of fewer cells in the same folder leaves the others out, and says so.
     with no_figures():
-        narrower = config.changed(seen[0].config, run_dir=str(folder), held_out="40,0")
+        narrower = with_flags(seen[0].config, run_dir=str(folder), held_out="40,0")
         told = train.train(narrower)
     assert told.endswith(f"Of the runs in {folder}, these tables leave out fedipg-80.")
     assert "80" not in (folder / "table.md").read_text()
@@ -370,7 +382,7 @@ def test_a_sweep_keeps_finished_cells(
 
     monkeypatch.setattr(cells, "train", train_cell)
     with no_figures():
-        told = train.train(config.changed(seen[0].config, run_dir=str(folder)))
+        told = train.train(with_flags(seen[0].config, run_dir=str(folder)))
     assert "leave out" not in told
     assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())
@@ -473,7 +485,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
-        assembled = assemble.assemble(config.changed(chosen, held_out="40"))
+        assembled = assemble.assemble(with_flags(chosen, held_out="40"))
         (cell,) = assembled.cells
         plan = assembled.plan(cell)
         made = program.make(plan.experiment, client_chunk=10, run_chunk=1)
@@ -627,7 +639,7 @@ def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
 def test_a_test_that_is_drawn_is_not_an_environment(data_seed: str) -> None:
     """Its seed is another one than that of the environments, whatever the flags say."""
     changes: dict[str, Any] = {"environment": "colored", "held_out": "none", "seeds": (0,)}
-    made = assemble.assemble(config.changed(TINY, data_seed=data_seed, **changes))
+    made = assemble.assemble(with_flags(TINY, data_seed=data_seed, **changes))
     (of_seeds,) = made.splits.values()
     (rows,) = parts_of(of_seeds[0].test)
     shares = np.bincount(made.dataset.domain[rows]) / len(rows)
@@ -637,7 +649,7 @@ def test_a_test_that_is_drawn_is_not_an_environment(data_seed: str) -> None:
 
 def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
-        chosen = config.changed(TINY, environment="colored", **changes)
+        chosen = with_flags(TINY, environment="colored", **changes)
         made = assemble.assemble(chosen)
         (of_seeds,) = made.splits.values()
         rows = {seed: np.sort(parts_of(split.test)[0]) for seed, split in of_seeds.items()}
@@ -650,5 +662,5 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[0], fixed[0]))
     # A run is what it is alone.
     assert all(map(np.array_equal, each[1], alone[1]))
-    source = assemble.assemble(config.changed(TINY, environment="none")).source
+    source = assemble.assemble(with_flags(TINY, environment="none")).source
     assert len(source) == 1797  # not copied where nothing is drawn

@@ -30,7 +30,7 @@ from fedjax_inv_experiments.running import checkpoints, files, launch, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.signals import Stop
 from fedjax_inv_experiments.train import train
-from runs import Ran, changed, go_on, halved, metrics, no_figures, ran, start_of, states
+from runs import Ran, changed, go_on, halved, metrics, no_figures, ran, start_of, states, with_flags
 
 ROOT = Path(__file__).parents[2]
 TINY = config.of(
@@ -56,7 +56,7 @@ class Runs(NamedTuple):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     place = tmp_path_factory.mktemp("runs")
-    whole = ran(config.changed(TINY, run_dir=str(place / "whole")))
+    whole = ran(with_flags(TINY, run_dir=str(place / "whole")))
     half = halved(whole.job, halved(whole.job, place / "half"))
     assert checkpoints.rounds(half / "checkpoints") == [1, 2]
     return Runs(whole, half)
@@ -92,7 +92,7 @@ def copied(folder: Path, to: Path) -> Path:
 
 def resume(folder: Path, **changes: Any) -> None:
     with no_figures():
-        train(config.changed(TINY, run_dir=str(folder), **changes))
+        train(with_flags(TINY, run_dir=str(folder), **changes))
 
 
 def evaluated(folder: Path, networks: Path | str = "") -> None:
@@ -243,7 +243,7 @@ def net(outputs):
 
 def sweep(chosen: Config) -> str:
     """A grid with a folder for each cell, also if there is one only."""
-    return launch.run(chosen, Path(chosen.run_dir), in_folders=True, report=report.write)
+    return launch.run(chosen, Path(chosen.output.run_dir), in_folders=True, report=report.write)
 
 
 def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
@@ -257,7 +257,7 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
     chosen = config.of(
         dataset=str(data), model="own_net:net", rounds=1, eval_every=1, run_dir=str(folder)
     )
-    more = config.changed(chosen, algorithm=("fedavg", "fedprox"))
+    more = with_flags(chosen, algorithm=("fedavg", "fedprox"))
     with no_figures():
         first = sweep(chosen)
         result = (folder / "fedavg-s" / "metrics.jsonl").read_bytes()
@@ -269,7 +269,7 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
         ):
             before = path.read_text()
             path.write_text(before.replace(old, new))
-            for again in (chosen, more, config.changed(more, resume=True)):
+            for again in (chosen, more, with_flags(more, resume=True)):
                 with pytest.raises(UsageError, match=f"^--run_dir={folder}/fedavg-s: .*{words}"):
                     sweep(again)
             assert not (folder / "fedprox-s").exists()
@@ -277,7 +277,7 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
         assert sweep(chosen) == first
         # Code of other cells is no code of this one.
         (tmp_path / "own_method.py").write_text("from fedjax_inv.algorithms.fedavg import fedavg")
-        beside = config.changed(chosen, algorithm=("fedavg", "own_method:fedavg"))
+        beside = with_flags(chosen, algorithm=("fedavg", "own_method:fedavg"))
         launch.prepared(beside, folder, in_folders=True)
     assert (folder / "fedavg-s" / "metrics.jsonl").read_bytes() == result
 
@@ -297,7 +297,7 @@ def test_no_second_process_trains_a_cell_of_a_sweep(
 
     monkeypatch.setattr(launch.Launch, "_run", run)
     monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
-    chosen = config.changed(TINY, run_dir=str(folder))
+    chosen = with_flags(TINY, run_dir=str(folder))
     with pytest.raises(UsageError, match=f"^--run_dir={cell}: another process"):
         sweep(chosen)
     assert begun == [cell]
@@ -416,7 +416,7 @@ def test_a_signal_in_the_last_segment_of_a_cell_ends_it_before_the_next(
     monkeypatch.setattr(launch.Launch, "_run", finish)
     monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
     algorithms = ("fedavg",) if is_row else ("fedavg", "fedprox")
-    chosen = config.changed(TINY, algorithm=algorithms)
+    chosen = with_flags(TINY, algorithm=algorithms)
     shared = launch.Programs() if is_row else None
     ready = launch.prepared(chosen, tmp_path / "run", in_folders=True, shared=shared)
     with pytest.raises(SystemExit) as ended, launch.Ahead() as ahead:

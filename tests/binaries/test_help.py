@@ -10,8 +10,19 @@ from pathlib import Path
 
 import pytest
 
+import runs
 from fedjax_inv import __version__
-from fedjax_inv_experiments import __main__, config, paper, start
+from fedjax_inv.algorithms import LISTED
+from fedjax_inv_experiments import (
+    __main__,
+    command_line,
+    config,
+    factories,
+    paper,
+    sheet,
+    start,
+    train,
+)
 from fedjax_inv_experiments.studies import map_table, study
 from runs import parsed
 
@@ -66,7 +77,7 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     with parsed(*arguments) as words:
         if name not in ("paper", "map"):
             assert not words
-            assert config.chosen()
+            assert command_line.chosen()
             return
         of = map_table.MAP
         if name == "paper":
@@ -111,4 +122,25 @@ def test_help_imports_no_jax(name: str) -> None:
         [sys.executable, "-c", code, name, "--help"], cwd=ROOT, capture_output=True, text=True
     )
     assert "--out:" in done.stdout
+    places = [done.stdout.find(group.__doc__) for group in sheet.groups(config.Config).values()]
+    assert [place for place in places if place >= 0] == sorted({*places} - {-1})
     assert not {"jax", "flax", "pandas", "matplotlib"} & set(done.stderr.split())
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_help_of_an_algorithm_has_all_of_its_settings(name: str) -> None:
+    text = runs.run(train, f"--help_algorithm={name}")
+    known = factories.hyperparameters(name)
+    texts = [setting for setting, kinds in known.items() if {*kinds} - {type(None)}]
+    for setting in texts:
+        assert re.search(rf"^{setting} \(.+\n    \S", text, re.MULTILINE), setting
+
+
+def test_a_row_of_a_study_may_have_what_a_flag_of_the_command_needs(tmp_path: Path) -> None:
+    """--stop_below needs --watch_examples, which the preset of each row has."""
+    of = importlib.import_module("fedjax_inv_experiments.studies.fl_games").PAPER
+    words = ("--study=classes", "--data=colored_mnist", "--stop_below=0.5")
+    chosen = runs.options(of, *words)
+    rows = study.rows_of(of, "colored_mnist", chosen)
+    configs = study.configs(rows, tmp_path, chosen.overrides)
+    assert {one.evaluation.stop_below for one in configs} == {(0.5,)}

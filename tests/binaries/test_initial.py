@@ -19,7 +19,7 @@ from fedjax_inv_experiments import assemble, build, config, report
 from fedjax_inv_experiments.assemble import Assembled
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.running import checkpoints, launch
-from runs import Ran, halved, jobs, metrics, no_figures, ran, states
+from runs import Ran, halved, jobs, metrics, no_figures, ran, states, with_flags
 
 pytestmark = pytest.mark.slow  # most need trained runs
 
@@ -57,7 +57,7 @@ def assembled(chosen: Config) -> Assembled:
 def before(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A network for each of two seeds, trained until it is right nine times in ten."""
     folder = tmp_path_factory.mktemp("runs") / "before"
-    return ran(config.changed(SIMPSON, run_dir=str(folder), **BEFORE))
+    return ran(with_flags(SIMPSON, run_dir=str(folder), **BEFORE))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def after(before: Ran, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 def following(before: Ran, **changes: Any) -> Config:
-    return config.changed(SIMPSON, **({"init_from": str(before.folder)} | changes))
+    return with_flags(SIMPSON, **({"init_from": str(before.folder)} | changes))
 
 
 def network(folder: Path, run: int) -> Any:
@@ -97,9 +97,9 @@ def test_a_run_ends_as_soon_as_it_is_good_enough(before: Ran) -> None:
 def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
-    chosen = config.changed(SIMPSON, **BEFORE)
+    chosen = with_flags(SIMPSON, **BEFORE)
     assert build.warm_start(chosen, sizes) == 0
-    game = config.changed(chosen, stop_above=(), stop_below=(0.9,))
+    game = with_flags(chosen, stop_above=(), stop_below=(0.9,))
     assert build.warm_start(game, sizes) == 3
 
 
@@ -152,7 +152,7 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
         shutil.rmtree(source / "checkpoints")
         shutil.copytree(earlier / "checkpoints", source / "checkpoints")
         with pytest.raises(UsageError, match="from other networks than --init_from"):
-            run(config.changed(chosen, resume=True), folder, in_folders=True)
+            run(with_flags(chosen, resume=True), folder, in_folders=True)
     assert len(seen) == 1
 
 

@@ -15,7 +15,7 @@ from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
-from fedjax_inv_experiments import assemble, config, differences, grid
+from fedjax_inv_experiments import assemble, command_line, config, differences, grid, sheet
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.running import cell as trained
@@ -29,7 +29,7 @@ from fedjax_inv_experiments.studies import (
     study,
 )
 from fedjax_inv_experiments.studies.map_cells import Cell
-from runs import parsed
+from runs import parsed, with_flags
 
 RNG = np.random.default_rng(0)
 NAN = float("nan")
@@ -46,7 +46,8 @@ def options(folder: Path, *words: str) -> study.Options:
 
 def rows(data: str) -> dict[str, config.Config]:
     return {
-        row.label: config.of_arguments(["--nonfinite=mark", *row.flags]) for row in STUDY.rows(data)
+        row.label: command_line.of_arguments(["--nonfinite=mark", *row.flags])
+        for row in STUDY.rows(data)
     }
 
 
@@ -59,12 +60,12 @@ def test_all_methods_have_the_same_terms_and_as_many_settings(data: str) -> None
         name, column, _ = label.rsplit("-", 2)
         (cell,) = grid.cells(chosen, [None])
         whole = [run for run in cell.runs if not run.left_out]
-        assert len(whole) == 9 * len(chosen.seeds), label
-        assert len(chosen.seeds) >= 5
-        same = {k: v for k, v in vars(chosen).items() if k not in own}
+        assert len(whole) == 9 * len(chosen.training.seeds), label
+        assert len(chosen.training.seeds) >= 5
+        same = {k: v for k, v in sheet.flat(chosen).items() if k not in own}
         assert terms.setdefault(column, same) == same, name
-        assert chosen.select == "validation"
-        assert chosen.nonfinite == "mark"
+        assert chosen.evaluation.select == "validation"
+        assert chosen.evaluation.nonfinite == "mark"
     assert len(terms) == len(map_table.columns_of(data))
 
 
@@ -95,7 +96,7 @@ def test_terms_follow_the_flags_of_all_rows(tmp_path: Path) -> None:
 )
 def test_expected_steps_are_those_of_clients_that_take_part(more: str, steps: float) -> None:
     words = ["--preset=map_digits", "--local_steps=5", *more.split()]
-    chosen = config.of_arguments(words)
+    chosen = command_line.of_arguments(words)
     assert map_cells._steps(chosen) == pytest.approx(steps, nan_ok=True)
 
 
@@ -115,7 +116,7 @@ def test_one_number_sets_the_severity(name: str) -> None:
         return
     for severity in shift.severities:
         flags = map_table.flags_of("digits", shift, severity)
-        assemble.assemble(config.of_arguments([*flags, "--seeds=0"]))
+        assemble.assemble(command_line.of_arguments([*flags, "--seeds=0"]))
 
 
 def test_kinds_of_shift_share_a_program() -> None:
@@ -125,7 +126,7 @@ def test_kinds_of_shift_share_a_program() -> None:
         row = map_table.row(
             "digits", "fedavg", map_methods.LISTED["fedavg"], name, map_columns.LISTED[name].at
         )
-        ready = assemble.assemble(config.of_arguments(row.flags))
+        ready = assemble.assemble(command_line.of_arguments(row.flags))
         (cell,) = ready.cells
         prepared = ready.plan(cell)
         known.append(launch.depends_on(ready, cell, prepared))
@@ -134,7 +135,7 @@ def test_kinds_of_shift_share_a_program() -> None:
     groups = prepared.experiment._replace(num_groups=16)
     assert launch.depends_on(ready, cell, prepared._replace(experiment=groups)) != known[0]
     for changes in ({"momentum": 0.5}, {"widths": (8,)}, {"missing": "reuse"}):
-        other = ready._replace(config=config.changed(ready.config, **changes))
+        other = ready._replace(config=with_flags(ready.config, **changes))
         assert launch.depends_on(other, cell, prepared) != known[0], changes
 
 

@@ -12,6 +12,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import assemble, config, export, finished, train
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import launch
+from runs import with_flags
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 4)).astype(np.float32)
@@ -161,7 +162,7 @@ def test_a_setting_without_a_default_and_a_hint_must_be_set(tmp_path: Path) -> N
     given = chosen(tmp_path, "classes", algorithm=("own_algorithms:wanting",))
     with pytest.raises(UsageError, match=r"wanting: takes other arguments \(missing .* 'decay'\)$"):
         train.train(given)
-    given = config.changed(given, set=("decay=0.5",))
+    given = with_flags(given, set=("decay=0.5",))
     launch.prepared(given, tmp_path / "run", in_folders=True)
 
 

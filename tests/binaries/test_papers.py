@@ -10,7 +10,7 @@ import slow
 from fedjax_inv_experiments import grid, studies
 from fedjax_inv_experiments.paper import PAPERS
 from fedjax_inv_experiments.studies import study
-from runs import options
+from runs import options, others
 
 
 def paper(name: str) -> study.Paper:
@@ -50,8 +50,8 @@ def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
             assert len(alike) == len(rows)
             for one in configs:
                 assert grid.cells(one, [None])
-                assert one.data_seed == "each"
-                assert one.nonfinite == "mark"  # a run that diverges stops no other
+                assert one.environment.data_seed == "each"
+                assert one.evaluation.nonfinite == "mark"  # a run that diverges stops no other
 
 
 # A method's own flags; all others are the same for the methods that a study compares.
@@ -69,10 +69,10 @@ def test_methods_have_as_many_settings_in_the_same_federation(
     each = chosen.studies[study_name]
     for data in each.data or chosen.data:
         configs = study.configs(each.rows(data), tmp_path)
-        assert len({str(one.only({*vars(one)} - OWN)) for one in configs}) == 1
+        assert len({str(others(one, OWN)) for one in configs}) == 1
         for one in configs:
             (cell,) = grid.cells(one, [None])
-            assert len(cell.runs) == 4 * len(one.seeds)
+            assert len(cell.runs) == 4 * len(one.training.seeds)
 
 
 def test_a_study_takes_the_first_of_its_data_by_default() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import build, config, figures, grid
+from fedjax_inv_experiments import build, command_line, figures, grid
 from fedjax_inv_experiments.studies import cafe, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
 
@@ -17,12 +17,12 @@ def test_a_label_is_one_run_in_all_studies() -> None:
     rows = [row for each in cafe.PAPER.studies.values() for row in each.rows("digits")]
     of_labels = {row.label: row.flags for row in rows}
     assert all(of_labels[row.label] == row.flags for row in rows)
-    chosen = {label: config.of_arguments(of) for label, of in of_labels.items()}
+    chosen = {label: command_line.of_arguments(of) for label, of in of_labels.items()}
     for label, one in chosen.items():
         parts = label.split("-")
         expected = {name: parts[parts.index(name) + 1] for name in ("CF", "IF") if name in parts}
-        assert one.frequency == float(expected.get("CF", 0.1))
-        assert one.imbalance == float(expected.get("IF", 1))
+        assert one.participation.frequency == float(expected.get("CF", 0.1))
+        assert one.partition.imbalance == float(expected.get("IF", 1))
     for name, value in (("frequency", "CF"), ("groups", "CF")):
         for row in cafe.PAPER.studies[name].rows("digits"):
             assert f"{value} {row.x}," in cafe.where(chosen[row.label])
@@ -31,7 +31,7 @@ def test_a_label_is_one_run_in_all_studies() -> None:
 def test_parts_of_cafe_are_switched_off() -> None:
     off = {}
     for row in cafe.ablation("digits"):
-        (cell,) = grid.cells(config.of_arguments(row.flags), [None])
+        (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
         off[row.label.removeprefix("CAFE-without-")] = cell.settings
     fc, pc, ha = "feature_calibration", "parameter_calibration", "history_average"
     assert off == {
@@ -75,7 +75,7 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult
     worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
     result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
     cell = study.CellResult("test", runs, logs, result)
-    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def named(rows: list[Row], label: str) -> Row:
@@ -87,7 +87,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     row = named(cafe.methods("digits"), "CAFE")
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
-        plain = config.of_arguments(row.flags)
+        plain = command_line.of_arguments(row.flags)
         rare = build.is_sparse(plain, 4, seed)
         assert rare.sum() == 2
         groups = cafe.by_group(plain, line)
@@ -95,12 +95,12 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
             expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
             assert groups.pop(name) == pytest.approx(expected)
         assert not groups  # without a tail no class is in a minority
-        tail = config.of_arguments([*row.flags, "--imbalance=10"])
+        tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
         groups = cafe.by_group(tail, line)
         assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
             (0.65, 0.35)
         )
-        everybody = config.of_arguments([*row.flags, "--sparse=1"])
+        everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
         assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
 
@@ -125,7 +125,7 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     # Of another federation, of a tail and of a variant there are no numbers.
     others = ("--partition=iid --alpha=0.1", "--sparse=0.3", "--late=stale", "--dropout=0.1")
     for more in (*others, "--sampling_rate=0.3", "--imbalance=10"):
-        chosen = config.of_arguments([*rows["CAFE"].flags, *more.split()])
+        chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()])
         cells = line_of(made_up(rows["CAFE"], [[0.5]])._replace(config=chosen))
         assert not any("paper" in name for name in cells), more
         assert cells["federation"].startswith("iid, CF" if "iid" in more else "Dir 0.1, CF")

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
-from fedjax_inv_experiments import config, figures
+from fedjax_inv_experiments import command_line, figures
 from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
 from fedjax_inv_experiments.studies.study import RowResult
 from runs import options, states
@@ -23,28 +23,28 @@ SMALL = (
 @pytest.mark.parametrize("data", exit_strategy.DATA)
 def test_one_client_is_aberrant_in_every_row(data: str) -> None:
     for row in exit_strategy.leaving(data):
-        chosen = config.of_arguments(row.flags)
-        assert chosen.clients == 20
-        angles = chosen.odd_angles
+        chosen = command_line.of_arguments(row.flags)
+        assert chosen.partition.clients == 20
+        angles = chosen.environment.odd_angles
         if row.label.startswith("without"):
-            assert chosen.lossy == ("0:0",)
-            assert not chosen.first_all  # or it would come once
+            assert chosen.participation.lossy == ("0:0",)
+            assert not chosen.participation.first_all  # or it would come once
             assert len(angles) == (row.label == "without-rotated")
             continue
         kind = row.series.partition(": ")[0]
-        assert chosen.slow == ((f"0:{row.x}",) if kind == "slow" else ())
-        assert chosen.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
+        assert chosen.participation.slow == ((f"0:{row.x}",) if kind == "slow" else ())
+        assert chosen.participation.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
         assert angles == ((float(row.x),) if kind == "rotated" else ())
-        assert chosen.first_all == (kind != "rotated")
+        assert chosen.participation.first_all == (kind != "rotated")
         if row.label.endswith("exit"):
             # What the rule takes for the step is what the clients do.
-            step = chosen.learning_rate[0] * chosen.local_steps
-            assert f"step_size={step:g}" in chosen.set
+            step = chosen.training.learning_rate[0] * chosen.training.local_steps
+            assert f"step_size={step:g}" in chosen.method.set
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
     (row,) = study.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
-    chosen = config.of_arguments([*row.flags, "--dataset=mine.npz"])
+    chosen = command_line.of_arguments([*row.flags, "--dataset=mine.npz"])
     domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
     line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
     cell = study.CellResult("test", [{}], [[line]], {})
@@ -86,7 +86,9 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
     (row,) = study.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
     place = path.parent
     cell = study.CellResult("test", [{}], [], {}, place)
-    phase = exit_strategy.phase(RowResult(row, config.of_arguments([*row.flags, *SMALL]), [cell]))
+    phase = exit_strategy.phase(
+        RowResult(row, command_line.of_arguments([*row.flags, *SMALL]), [cell])
+    )
     assert phase is not None
     told = states(place, 4)["state"]["server"]["assessment"]
     linear, quadratic, measured = (told[name] for name in ("linear", "quadratic", "measured"))
@@ -103,7 +105,7 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, *_: seen.append(figure))
     monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
-    row = RowResult(study.Row("a row", ()), config.of_arguments([]), [])
+    row = RowResult(study.Row("a row", ()), command_line.of_arguments([]), [])
     exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])
     (axis,) = seen[0].axes
     points = {
@@ -141,7 +143,7 @@ def test_the_figures_go_through_all_degrees(
         }
         return {"round": number, "domains": domains}
 
-    chosen = config.of_arguments(["--odd_angles=150"])
+    chosen = command_line.of_arguments(["--odd_angles=150"])
     # The loss is low from its first evaluation below the bound on.
     log = [evaluation(4, 3.0), evaluation(5, 0.3), evaluation(6, 3.0)]
     cells = [study.CellResult("test", [{}], [log], {})]

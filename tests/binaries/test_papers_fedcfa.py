@@ -8,10 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import config, figures, finished, grid
+from fedjax_inv_experiments import command_line, config, figures, finished, grid
 from fedjax_inv_experiments.studies import factors, fedcfa, study
 from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
-from runs import no_figures
+from runs import no_figures, with_flags
 
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "cifar10_resnet"])
@@ -19,19 +19,19 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
     rows = fedcfa.partitions(data)
     assert len(rows) == 18
     for row in rows:
-        chosen = config.of_arguments(row.flags)
+        chosen = command_line.of_arguments(row.flags)
         assert fedcfa.partition_name(chosen) == row.x
-        assert chosen.cohort * 5 == chosen.clients  # a fifth of them
+        assert chosen.participation.cohort * 5 == chosen.partition.clients  # a fifth of them
     # The runs of one of them are those of `methods`.
     shared = {row.label: row.flags for row in rows if row.x == "Dir60(0.6)"}
     methods = {row.label: row.flags for row in fedcfa.methods(data)}
     assert shared.items() <= methods.items()
     for name in ("femnist", "sent140"):
         rows = fedcfa.partitions(name)
-        chosen = [config.of_arguments(row.flags) for row in rows]
+        chosen = [command_line.of_arguments(row.flags) for row in rows]
         assert [fedcfa.partition_name(one) for one in chosen] == [row.x for row in rows]
         # Whatever the local copy is called.
-        renamed = config.changed(chosen[0], dataset="copy.json")
+        renamed = with_flags(chosen[0], dataset="copy.json")
         assert fedcfa.paper_data(renamed) == name
 
 
@@ -39,7 +39,7 @@ def test_partitions_are_what_they_are_called(data: str) -> None:
 def test_columns_are_all_that_a_row_compares(data: str) -> None:
     for name in ("ablation", "correlation", "loss_grid"):
         for row in fedcfa.PAPER.studies[name].rows(data):
-            (cell,) = grid.cells(config.of_arguments(row.flags), [None])
+            (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
             columns = fedcfa._COLUMNS[row.series].values()
             for run in cell.runs:
                 matching = [hyper for hyper in columns if hyper.items() <= run.hyper.items()]
@@ -48,13 +48,13 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
             seeds = {run.seed for run in cell.runs}
             assert len(cell.runs) == len(columns) * len(rates) * len(seeds)
     for row in fedcfa.hooks(data):
-        chosen = config.of_arguments(row.flags)
-        assert row.label == f"hook-{chosen.cut}-top_k-{row.x}"
-        assert f"top_k={row.x}" in chosen.set
+        chosen = command_line.of_arguments(row.flags)
+        assert row.label == f"hook-{chosen.network.cut}-top_k-{row.x}"
+        assert f"top_k={row.x}" in chosen.method.set
         # At most half of the factors where the hook is, so that no factor is in both masks.
         default = {"resnet18": (64, 64, 128, 256), "leaf_cnn": (32, 64), "lstm": (256,)}
-        widths = chosen.widths or default[chosen.model]
-        assert 2 * int(row.x) <= widths[chosen.cut - 1]
+        widths = chosen.network.widths or default[chosen.network.model]
+        assert 2 * int(row.x) <= widths[chosen.network.cut - 1]
 
 
 def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     same = {"hyper": {}, "seed": 0, "diverged": False}
     runs = [same | {"last": log[-1], "selected": log[-1]} for log in logs]
     cell = study.CellResult("test", runs, logs, {"runs": runs})
-    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
@@ -90,7 +90,7 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
             runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
     result = {"cell": {"held_out": "test"}, "runs": runs}
     cell = study.CellResult("test", runs, [], result)
-    return RowResult(row, config.of_arguments([*row.flags, *more]), [cell])
+    return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def line_of(result: RowResult) -> Cells:
@@ -251,8 +251,11 @@ def test_methods_start_from_the_row_before(tmp_path: Path) -> None:
     first, *others = study.configs(rows, tmp_path)
     (cell,) = grid.cells(first, ["test"])
     start = tmp_path / rows[0].folder / grid.folder_name(cell.name)
-    assert [one.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]
+    assert [one.network.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]
     # Colours mislead clients only.
-    assert [one.shading for one in (first, *others)] == ["random", *["paradox"] * len(others)]
-    assert first.stop_above == (0.95,)
-    assert len({(one.widths, one.cut) for one in (first, *others)}) == 1
+    assert [one.environment.shading for one in (first, *others)] == [
+        "random",
+        *["paradox"] * len(others),
+    ]
+    assert first.evaluation.stop_above == (0.95,)
+    assert len({(one.network.widths, one.network.cut) for one in (first, *others)}) == 1

@@ -8,10 +8,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments import assemble, figures
-from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.flags import NAMES
+from fedjax_inv_experiments.config import NAMES, Config
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
 from fedjax_inv_experiments.studies.study import CellResult, RowResult
+from runs import others
 
 ROWS = first_look.rows("digits")
 CONFIGS = study.configs(ROWS, Path("runs"))
@@ -26,8 +26,8 @@ def test_methods_have_the_same_data_network_and_budget() -> None:
         by_shift.setdefault(row.series, []).append(chosen)
     for of in by_shift.values():
         assert len(of) == 5
-        assert len({str(one.only({*NAMES} - own)) for one in of}) == 1
-        assert (of[0].select, of[0].seeds) == ("last", (0, 1, 2))
+        assert len({str(others(one, own)) for one in of}) == 1
+        assert (of[0].evaluation.select, of[0].training.seeds) == ("last", (0, 1, 2))
 
 
 def line_of(chosen: Config, stops: list[int | None] | None) -> study.Cells:
@@ -60,7 +60,7 @@ def test_a_strip_has_images_of_clients_and_of_the_test() -> None:
     assert list(shown) == ["client 1", "client 10", "test"]
     assert all(images.shape == (8, 8, 8, 3) for images in shown.values())
     # The images of the test are in its domain, and in the order of their labels.
-    data = assemble.assemble(CONFIGS[5], CONFIGS[5].seeds[:1]).dataset
+    data = assemble.assemble(CONFIGS[5], CONFIGS[5].training.seeds[:1]).dataset
     known = {(x[..., 0] / 255).astype(np.float32).tobytes(): row for row, x in enumerate(data.x)}
     rows = [known[image[..., 0].astype(np.float32).tobytes()] for image in shown["test"]]
     assert {data.domains[data.domain[row]] for row in rows} == {"75"}

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_inv_experiments import config, forms
+from fedjax_inv_experiments import command_line, forms
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.studies.study import Row
-from runs import no_figures
+from runs import no_figures, with_flags
 from runs import options as options_of
 
 SMALL = (
@@ -31,30 +31,33 @@ def entries(table: str) -> list[list[str]]:
 
 def test_rows_of_the_methods_are_what_they_are_called() -> None:
     chosen = {
-        row.label: config.of_arguments(row.flags) for row in fl_games.methods("colored_dsprites")
+        row.label: command_line.of_arguments(row.flags)
+        for row in fl_games.methods("colored_dsprites")
     }
     assert len(chosen) == 12
     for label, settings in chosen.items():
         if label.startswith("Fed"):
-            assert settings.algorithm != ("fl_games",)
-            assert settings.stop_below == ()
+            assert settings.method.algorithm != ("fl_games",)
+            assert settings.evaluation.stop_below == ()
             # Every baseline takes as many steps as a player.
-            assert settings.rounds * settings.local_steps == 400
+            assert settings.training.rounds * settings.training.local_steps == 400
         else:
-            names = {setting.split("=")[0] for setting in settings.set}
-            assert settings.algorithm == ("fl_games",)
+            names = {setting.split("=")[0] for setting in settings.method.set}
+            assert settings.method.algorithm == ("fl_games",)
             assert ("learned" in names) == label.startswith("V")
             assert ("memory" in names) == ("SMOOTH" in label)
             assert ("fast" in names) == ("FAST" in label)
-            assert f"play={label.split('-')[1]}" in settings.set
-            assert len(settings.widths) == 2 + label.startswith("V")
-            assert settings.learning_rate == ((9e-4,) if label.startswith("V") else (9.5e-4,))
+            assert f"play={label.split('-')[1]}" in settings.method.set
+            assert len(settings.network.widths) == 2 + label.startswith("V")
+            assert settings.training.learning_rate == (
+                (9e-4,) if label.startswith("V") else (9.5e-4,)
+            )
 
 
 def test_thresholds_follow_the_classes_and_the_clients() -> None:
     def first(rows_of: Callable[[str], list[Row]]) -> dict[str, float]:
         return {
-            row.label: config.of_arguments(row.flags).stop_below[0]
+            row.label: command_line.of_arguments(row.flags).evaluation.stop_below[0]
             for row in rows_of("colored_mnist")
         }
 
@@ -107,7 +110,7 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
 
     # As if the second threshold, which nothing falls below, were the first and only one.
     runs = [run | {"stops": run["stops"][1:]} for run in game.only.runs]
-    without = config.changed(baseline.config, stop_below=(), warm_start="clients")
+    without = with_flags(baseline.config, stop_below=(), warm_start="clients")
     done = [of(game, runs), baseline._replace(config=without), of(game, [])]
     methods = fl_games.PAPER.studies["methods"]
     first, second, third, *_ = entries(
@@ -132,6 +135,6 @@ def test_rows_of_figures_know_their_place(study_name: str) -> None:
     assert len({(row.series, row.x) for row in rows}) == len(rows)
     for row in rows:
         assert row.label == f"{row.series}-{row.x}-{study_name}"
-        flips = config.of_arguments(row.flags).flips
+        flips = command_line.of_arguments(row.flags).environment.flips
         if study_name == "clients":
             assert str(len(flips)) == row.x.removesuffix("_uneven")

@@ -14,7 +14,7 @@ from fedjax_inv_experiments import config, finished, train
 from fedjax_inv_experiments.data_figures import to_rgb
 from fedjax_inv_experiments.studies import masks
 from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
-from runs import no_figures
+from runs import no_figures, with_flags
 
 TINY = config.of(
     environment="colored",
@@ -34,7 +34,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two learning rates, of which the run folder is that of its one cell."""
     folder = tmp_path_factory.mktemp("fedavg")
     with no_figures():
-        train.train(config.changed(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
+        train.train(with_flags(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
     return folder / "fedavg-0.9"
 
 

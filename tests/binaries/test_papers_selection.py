@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from fedjax_inv_experiments import build, selection
-from fedjax_inv_experiments.flags import NAMES
 from fedjax_inv_experiments.studies import selection as rules
 from fedjax_inv_experiments.studies import study
 from fedjax_inv_experiments.studies.study import CellResult, RowResult
+from runs import others
 
 ROWS = rules.rows("colored_mnist")
 CONFIGS = study.configs(ROWS, Path("runs"))
@@ -15,15 +15,15 @@ CONFIGS = study.configs(ROWS, Path("runs"))
 
 def test_methods_have_the_same_data_network_budget_and_number_of_settings() -> None:
     own = {"run_dir", "algorithm", "set", "learning_rate", "pooled", "batch_size"}
-    assert len({str(one.only({*NAMES} - own)) for one in CONFIGS}) == 1
+    assert len({str(others(one, own)) for one in CONFIGS}) == 1
     for one in CONFIGS:
         (own_settings,) = build.settings(one).values()
-        number = len(one.learning_rate)
+        number = len(one.training.learning_rate)
         for values in own_settings.values():
             number *= len(values)
         assert number == 2
         # Two clients, or one with the examples of both.
-        assert one.batch_size == (1000 if one.pooled else 500)
+        assert one.training.batch_size == (1000 if one.partition.pooled else 500)
 
 
 def run_of(seed: int, penalty: float, scores: dict[str, float | None]) -> dict[str, Any]:

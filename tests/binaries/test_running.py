@@ -25,7 +25,7 @@ from fedjax_inv_experiments.running import checkpoints, files, log, provenance, 
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
 from fedjax_inv_experiments.selection import RULES
-from runs import line, selecting
+from runs import line, selecting, with_flags
 
 CHOSEN = config.of(rounds=6, eval_every=3, seeds=(0, 1), resume=True)
 (CELL,) = grid.cells(CHOSEN, ["75"])
@@ -124,7 +124,7 @@ def test_a_folder_holds_the_run_of_its_flags(tmp_path: Path) -> None:
     assert finished(folder) == records.read(folder / "result.json", Result)
     assert finished(tmp_path / "none") is None
     with pytest.raises(UsageError, match=r"--norm=none and not --norm=batch"):
-        finished(folder, config.changed(CHOSEN, norm="batch"))
+        finished(folder, with_flags(CHOSEN, norm="batch"))
     for cell in (
         CELL._replace(algorithm="fedprox"),
         CELL._replace(held_out="60"),
@@ -146,40 +146,40 @@ def test_a_folder_holds_the_run_of_its_flags(tmp_path: Path) -> None:
     path.write_text(json.dumps(record))
     assert finished(folder) is not None
     with pytest.raises(UsageError, match=r"--norm=none and not --norm=batch"):
-        finished(folder, config.changed(CHOSEN, norm="batch"))
+        finished(folder, with_flags(CHOSEN, norm="batch"))
 
 
 def test_a_run_that_was_stopped_by_a_nan_may_drop_it_from_there_on(tmp_path: Path) -> None:
-    drops = config.changed(CHOSEN, nonfinite="drop")
+    drops = with_flags(CHOSEN, nonfinite="drop")
     folders.begin(tmp_path / "stops", CHOSEN, CELL, START)
     assert finished(tmp_path / "stops", drops) is None
-    folders.begin(tmp_path / "marks", config.changed(CHOSEN, nonfinite="mark"), CELL, START)
+    folders.begin(tmp_path / "marks", with_flags(CHOSEN, nonfinite="mark"), CELL, START)
     with pytest.raises(UsageError, match="--nonfinite=mark and not --nonfinite=drop"):
         finished(tmp_path / "marks", drops)
 
 
 def test_a_finished_run_may_have_more_rounds(tmp_path: Path) -> None:
     folder = finished_run(tmp_path / "run")
-    longer = config.changed(CHOSEN, rounds=9)
+    longer = with_flags(CHOSEN, rounds=9)
     assert finished(folder, longer) is None
     for chosen in (CHOSEN, longer):
         with pytest.raises(UsageError, match="add --resume"):
-            finished(folder, config.changed(longer, resume=False))
+            finished(folder, with_flags(longer, resume=False))
         folders.begin(folder, chosen, CELL, START)
         assert not (folder / "result.json").exists()
     with pytest.raises(UsageError, match=r"^--rounds=3: .* has done 6"):
-        finished(folder, config.changed(CHOSEN, rounds=3))
+        finished(folder, with_flags(CHOSEN, rounds=3))
     assert finished(folder, CHOSEN) is None  # of a run that has not come to 9 rounds
     # Of fewer rounds than lie between evaluations of the longer run.
-    two = config.changed(CHOSEN, rounds=2, eval_every=2)
+    two = with_flags(CHOSEN, rounds=2, eval_every=2)
     assert finished(finished_run(tmp_path / "two", two, done=2), longer) is None
-    streams = config.changed(longer, hold="stream")
+    streams = with_flags(longer, hold="stream")
     with pytest.raises(UsageError, match=r"^--rounds=9: .* between two evaluations"):
         finished(finished_run(tmp_path / "streams", two, done=2), streams)
-    cosine = config.changed(CHOSEN, schedule="cosine")
+    cosine = with_flags(CHOSEN, schedule="cosine")
     folder = finished_run(tmp_path / "cosine", cosine)
     with pytest.raises(UsageError, match=r"^--rounds=9: .* cosine schedule"):
-        finished(folder, config.changed(cosine, rounds=9))
+        finished(folder, with_flags(cosine, rounds=9))
 
 
 def test_the_starts_of_a_run_are_one_record(tmp_path: Path) -> None:

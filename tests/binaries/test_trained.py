@@ -27,7 +27,7 @@ from fedjax_inv_experiments.running import checkpoints, selected
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running.selected import SelectedStates, Served
 from fedjax_inv_experiments.selection import RULES
-from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting
+from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, with_flags
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -142,7 +142,7 @@ def test_all_checkpoints_stay_and_serve(
 ) -> None:
     """The same runs with all their checkpoints, stopped after the first and the second round."""
     run, seen = whole
-    job = run.job._replace(config=config.changed(run.job.config, keep_checkpoints="all"))
+    job = run.job._replace(config=with_flags(run.job.config, keep_checkpoints="all"))
     folder = go_on(job, halved(job, halved(job, tmp_path / "run")))
     assert checkpoints.rounds(folder / "checkpoints") == [1, 2, 3, 4, 5, 6]
     assert metrics(folder) == metrics(run.folder)
@@ -333,7 +333,7 @@ def test_a_seed_without_its_state_is_left_out(
     with no_figures():
         text = evaluation.run(evaluation.Options(str(folder), export=str(tmp_path / "export")))
         before, _ = folders.read(folder)
-        table = train.train(config.changed(before, run_dir=str(folder), metrics=("f1",)))
+        table = train.train(with_flags(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
     assert set(pd.read_csv(folder / "evaluation-best.csv")["seed"]) == {1}
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["seed=1"]

@@ -27,7 +27,7 @@ def made(request: pytest.FixtureRequest) -> Assembled:
 
 
 def test_a_held_out_domain_alone_has_the_same_data(made: Assembled) -> None:
-    chosen = dict(data_seed=made.config.data_seed)
+    chosen = dict(data_seed=made.config.environment.data_seed)
     alone = assemble.assemble(config.of(**WRONG, **chosen, held_out="75"))
     assert provenance.fingerprint(alone.data) == provenance.fingerprint(made.data)
     less = assemble.assemble(config.of(**WRONG | dict(wrong_clients=0.25), **chosen))
@@ -35,7 +35,7 @@ def test_a_held_out_domain_alone_has_the_same_data(made: Assembled) -> None:
 
 
 def test_nothing_but_labels_of_clients_changes(made: Assembled) -> None:
-    chosen = dict(data_seed=made.config.data_seed, held_out="0,75")
+    chosen = dict(data_seed=made.config.environment.data_seed, held_out="0,75")
     right = assemble.assemble(config.of(**FLAGS, **chosen))
     data, size = made.data, len(made.dataset.y)
     draws = len(right.data.y) // size
@@ -96,5 +96,5 @@ def test_predictions_name_rows_of_the_data_set(made: Assembled) -> None:
         assert rows.max() < len(made.dataset.y)
         assert len(np.unique(rows)) == len(rows)
     (test,) = [part for part in parts if part.client < 0]
-    if made.config.data_seed == "0":  # the first draw, which `dataset` is
+    if made.config.environment.data_seed == "0":  # the first draw, which `dataset` is
         np.testing.assert_array_equal(test.y, made.dataset.y[test.rows])

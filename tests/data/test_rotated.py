@@ -16,7 +16,7 @@ def holders(**flags: object) -> tuple[list[int], list[int]]:
         of_first_draw = split is splits[0]
         for client, domain in enumerate(split.domain) if of_first_draw else ():
             assert set(made.dataset.domain[rows[client]]) == {domain}
-    num_odd = len(made.config.odd_angles)
+    num_odd = len(made.config.environment.odd_angles)
     first, *others = ([int(domain) for domain in split.domain] for split in splits.values())
     # Regular domains may have a client more or less, as each seed draws its test.
     for other in others:

@@ -31,7 +31,7 @@ from fedjax_inv_experiments import (
     train,
 )
 from fedjax_inv_experiments.config import Config
-from runs import no_figures
+from runs import no_figures, with_flags
 
 Rows = Sequence[Sequence[object]]
 
@@ -138,7 +138,7 @@ def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
     grouped = config.of(dataset=str(whole), group_column="patient", ignored_columns=("part",))
     own = config.of(dataset=str(whole), split_column="part", ignored_columns=("patient",))
     for chosen, of in ((grouped, patients), (own, parts)):
-        chosen = config.changed(chosen, held_out="none", partition="iid", clients=3)
+        chosen = with_flags(chosen, held_out="none", partition="iid", clients=3)
         made = assemble.assemble(chosen)
         (split,) = made.splits[None].values()
         held = [{*of[np.concatenate(federation.parts_of(each))]} for each in split[:3]]
