@@ -248,9 +248,7 @@ def _domains(config: Config, loaded: Dataset, draw: int) -> Dataset:
     """The data set with a draw of its environments."""
     if config.data.is_path or num_bytes(loaded.x) > _SMALL_DRAW:
         return data_flags.domains(config, loaded, draw)
-    return _kept_domains(
-        config.data, config.environment.environment, config.partition.clients, draw
-    )
+    return _kept_domains(config.data, config.environment, config.partition.clients, draw)
 
 
 @functools.lru_cache(maxsize=64)

@@ -61,6 +61,7 @@ def afl(
     Args:
       step_size: the step of the mixture; 0 is FedAvg with weighting="uniform".
       loss: the objective of local training, and R.
+      loss_batch_size: the examples on which R is computed at once.
     """
     checks.real("step_size", step_size)
     checks.integer("loss_batch_size", loss_batch_size)

@@ -113,6 +113,7 @@ def feddg_ga(
         weighting="uniform"; None for 0.6 / number of clients, the paper's 0.2 for its three.
       num_rounds: rounds until the step is 0, normally all rounds of the run.
       loss: the objective of local training, and R.
+      loss_batch_size: the examples on which R is computed at once.
     """
     if step_size is not None:
         checks.real("step_size", step_size)

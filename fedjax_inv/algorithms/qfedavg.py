@@ -74,6 +74,7 @@ def qfedavg(
       step_size: the paper's 1 / L; None: the clients' learning rate (`work.learning_rate`). A
         larger one damps less.
       server_optimizer: the server's optimizer, on the step of q-FedAvg.
+      loss_batch_size: the examples on which a client's loss is computed at once.
     """
     rate = work.learning_rate if step_size is None else step_size
     checks.real("q", q)

@@ -47,6 +47,7 @@ def vrex(
       warmup_rounds: rounds before the variance counts.
       scale_loss: whether the objective is divided by max(1, beta).
       loss: the objective of local training, and R.
+      loss_batch_size: the examples on which R is computed at once.
     """
     checks.real("beta", beta)
     checks.integer("warmup_rounds", warmup_rounds, 0)
