@@ -12,8 +12,16 @@ from fedjax_inv.models.blocks import from_blocks as from_blocks
 from fedjax_inv.models.blocks import from_flax as from_flax
 from fedjax_inv.models.blocks import from_function as from_function
 from fedjax_inv.models.blocks import predict as predict
+from fedjax_inv.models.bodies import BODIES as BODIES
+from fedjax_inv.models.bodies import encoder as encoder
+from fedjax_inv.models.bodies import without_body as without_body
 from fedjax_inv.models.cnn import cnn as cnn
 from fedjax_inv.models.cnn import leaf_cnn as leaf_cnn
+from fedjax_inv.models.efficientnet import efficientnet_lite0 as efficientnet_lite0
+from fedjax_inv.models.heads import adapter as adapter
+from fedjax_inv.models.heads import cosine as cosine
+from fedjax_inv.models.heads import from_vectors as from_vectors
+from fedjax_inv.models.heads import linear as linear
 from fedjax_inv.models.lenet import lenet as lenet
 from fedjax_inv.models.lowerings import LOWERINGS as LOWERINGS
 from fedjax_inv.models.lowerings import lowering as lowering
@@ -30,6 +38,7 @@ from fedjax_inv.models.resnet import resnet50 as resnet50
 from fedjax_inv.models.scaling import Scaling as Scaling
 from fedjax_inv.models.scaling import scaled as scaled
 from fedjax_inv.models.scaling import with_scaling as with_scaling
+from fedjax_inv.models.vit import vit as vit
 from fedjax_inv.models.wrappers import augmented as augmented
 from fedjax_inv.models.wrappers import computed_in as computed_in
 from fedjax_inv.models.wrappers import normalised as normalised

@@ -69,6 +69,15 @@ class Dense(nn.Module):
         return self.activation(x)
 
 
+class Flat(nn.Module):
+    """Inputs [B, ...] as vectors [B, D]."""
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return x.reshape(x.shape[0], -1)
+
+
 class Logits(nn.Module):
     """A linear classifier of features [B, ..., D]: logits [B, ..., num_classes]."""
 
@@ -79,3 +88,12 @@ class Logits(nn.Module):
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         del mask, train
         return nn.Dense(self.num_classes, name=self.layer)(x)
+
+
+class SpatialMean(nn.Module):
+    """The mean over height and width: [B, height, width, C] -> [B, C]."""
+
+    @nn.compact
+    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
+        del mask, train
+        return x.mean((1, 2))

@@ -353,6 +353,31 @@ _LOWERINGS: dict[str, Conv] = {
 LOWERINGS = tuple(_LOWERINGS)
 
 
+def depthwise(x: Array, kernel: Array, stride: int) -> Array:
+    """Return each channel of x [B, *space, C] filtered by its own kernel [*window, 1, C].
+
+    The padding is SAME. XLA's grouped convolutions are slow on a CPU: there it is a sum of shifted
+    inputs, each times a number of the kernel for each channel.
+    """
+    strides, window = (stride,) * (x.ndim - 2), kernel.shape[:-2]
+    if not platforms.on_cpu():
+        layout, groups = _channels_last(x.ndim), x.shape[-1]
+        return lax.conv_general_dilated(
+            x, kernel, strides, "SAME", dimension_numbers=layout, feature_group_count=groups
+        )
+    pads = lax.padtype_to_pads(x.shape[1:-1], window, strides, "SAME")
+    padded = jnp.pad(x, [(0, 0), *pads, (0, 0)])
+    outputs = [-(-size // stride) for size in x.shape[1:-1]]
+    total = jnp.zeros((), x.dtype)
+    for place in np.ndindex(*window):
+        view = tuple(
+            slice(first, first + stride * (count - 1) + 1, stride)
+            for first, count in zip(place, outputs, strict=True)
+        )
+        total += padded[:, *view] * kernel[place][0]
+    return total
+
+
 def max_pool(x: Array, size: int, stride: int | None = None, padding: int = 0) -> Array:
     """Return the largest number of each window of images [B, height, width, C], floating point.
 

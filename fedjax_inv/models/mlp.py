@@ -6,7 +6,7 @@ import flax.linen as nn
 
 from fedjax_inv import checks, types
 from fedjax_inv.models.blocks import from_blocks
-from fedjax_inv.models.layers import ACTIVATIONS, NORMS, Dense, Logits
+from fedjax_inv.models.layers import ACTIVATIONS, NORMS, Dense, Flat, Logits
 
 
 def widths_for(num_features: int) -> tuple[int, int]:
@@ -36,6 +36,8 @@ def mlp(
     """
     checks.one_of("activation", activation, ACTIVATIONS)
     checks.one_of("norm", norm, NORMS)
-    hidden = [Dense(n, norm=NORMS[norm], activation=ACTIVATIONS[activation]) for n in widths]
-    blocks: list[nn.Module] = [*hidden, Logits(num_classes)]
+    hidden: list[nn.Module] = [
+        Dense(n, norm=NORMS[norm], activation=ACTIVATIONS[activation]) for n in widths
+    ]
+    blocks: list[nn.Module] = [*(hidden or [Flat()]), Logits(num_classes)]
     return from_blocks(blocks, len(widths) if cut is None else cut)

@@ -12,7 +12,7 @@ from fedjax_inv import checks, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import lowerings
 from fedjax_inv.models.blocks import from_blocks
-from fedjax_inv.models.layers import Logits, check_images
+from fedjax_inv.models.layers import Logits, SpatialMean, check_images
 from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm, GroupNorm
 from fedjax_inv.types import Array
 
@@ -99,13 +99,6 @@ class _Stage(nn.Module):
         return x
 
 
-class _SpatialMean(nn.Module):
-    @nn.compact
-    def __call__(self, x: Array, mask: Array, train: bool) -> Array:
-        del mask, train
-        return x.mean((1, 2))
-
-
 def resnet18(
     num_classes: int,
     *,
@@ -179,5 +172,5 @@ def _resnet(
         for i, (depth, width, stride) in enumerate(zip(depths, widths, _STRIDES, strict=True))
     ]
     first = _FirstLayer(widths[0], _STEMS[image_size], **layers)
-    blocks: list[nn.Module] = [first, *stages, _SpatialMean(), Logits(num_classes, "fc")]
+    blocks: list[nn.Module] = [first, *stages, SpatialMean(), Logits(num_classes, "fc")]
     return from_blocks(blocks, len(blocks) - 1 if cut is None else cut)

@@ -1,10 +1,14 @@
-"""Weights of a ResNet-18 or ResNet-50 from a local file with torchvision's names and layouts.
+"""Weights of a network from a local file, by the names under which they are published.
 
-The files of timm's resnet18 and resnet50 have the same names and layouts.
+Those of a ResNet have torchvision's and timm's names, of EfficientNet-Lite0 timm's, of a ViT timm's
+or DINOv2's, and of CLIP's vision tower those of Hugging Face or of open_clip.
 """
 
+import functools
 import logging
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -22,22 +26,50 @@ _LOG = logging.getLogger("fedjax_inv")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Our names of modules and variables -> torchvision's, where they differ.
-_NAMES = {
+# Our names of a ResNet's modules -> torchvision's, where they differ.
+_OF_RESNET = {
     "norm1": "bn1",
     "norm2": "bn2",
     "norm3": "bn3",
     "downsample_conv": "downsample.0",
     "downsample_norm": "downsample.1",
-    "kernel": "weight",
-    "scale": "weight",
-    "mean": "running_mean",
-    "var": "running_var",
 } | {
     f"layer{stage}_{block}": f"layer{stage}.{block}" for stage in range(1, 5) for block in range(6)
 }
-_HEAD = ("fc.weight", "fc.bias")
+# Our names of arrays -> PyTorch's, where they differ.
+_OF_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
+_CLASSIFIERS = ("fc", "classifier", "head")  # the last layer's name in a file
 _COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not need it
+_UNUSED = (_COUNTER, "mask_token", "position_ids")  # ends of names that no network here needs
+_VISION = ("vision_model.", "visual_projection.", "visual.")  # beside a text tower in CLIP's files
+# Patterns of names of CLIP's vision tower and of DINOv2 -> timm's; each applies after those above.
+_TO_TIMM = {
+    # Hugging Face
+    r"^vision_model\.embeddings\.class_embedding": "cls_token",
+    r"^vision_model\.embeddings\.patch_embedding": "patch_embed.proj",
+    r"^vision_model\.embeddings\.position_embedding\.weight": "pos_embed",
+    r"^vision_model\.pre_layrnorm": "norm_pre",
+    r"^vision_model\.post_layernorm": "norm",
+    r"^vision_model\.encoder\.layers": "blocks",
+    r"^visual_projection": "proj",
+    r"\.layer_norm": ".norm",
+    r"\.self_attn\.out_proj": ".attn.proj",
+    r"\.self_attn": ".attn",
+    # open_clip
+    r"^visual\.class_embedding": "cls_token",
+    r"^visual\.positional_embedding": "pos_embed",
+    r"^visual\.conv1": "patch_embed.proj",
+    r"^visual\.ln_pre": "norm_pre",
+    r"^visual\.ln_post": "norm",
+    r"^visual\.transformer\.resblocks": "blocks",
+    r"\.ln_(\d)": r".norm\1",
+    r"\.attn\.in_proj_": ".attn.qkv.",
+    r"\.attn\.out_proj": ".attn.proj",
+    r"\.mlp\.c_fc": ".mlp.fc1",
+    r"\.mlp\.c_proj": ".mlp.fc2",
+    # DINOv2
+    r"^register_tokens": "reg_token",
+}
 # Code that converts files of other kinds, by their suffix.
 _OF_TORCH = (
     "import torch; from safetensors.torch import save_file; "
@@ -50,63 +82,141 @@ _CONVERT = dict.fromkeys((".pth", ".pt", ".bin"), _OF_TORCH) | {
 
 
 def load(path: str | Path, variables: types.Variables) -> types.Variables:
-    """Return the variables of a ResNet, cut anywhere, with the weights of a file.
+    """Return the variables of a network, cut anywhere, with the weights of a file.
 
-    The variables are those of a `models.resnet18` or `resnet50`; their dtypes stay. The
-    .safetensors file has torchvision's names ("conv1.weight", "layer2.0.downsample.1.running_mean",
-    "fc.bias") and layouts. If it has no classifier, or one for another number of classes, the
-    network's classifier stays, and a warning is logged. All else must fit, or a UsageError says
-    what does not.
+    The variables are those of a `models.resnet18`, `resnet50`, `efficientnet_lite0` or `vit`; their
+    dtypes stay. The .safetensors file has PyTorch's layouts and the names under which such weights
+    are published ("conv1.weight", "blocks.0.attn.qkv.bias"). If it has no classifier, or one for
+    another number of classes, the network's classifier stays. Positions of a ViT are interpolated
+    (bicubic, antialiased, as in timm) to the network's grid, a square. A line is logged that names
+    the classifier that stays and what is not used, such as CLIP's text tower. All else must fit, or
+    a UsageError says what does not.
     """
-    return _placed(path, _read(path), variables)
+    return _placed(path, *_read(path), variables)
 
 
 def pretrained(model: types.Model, path: str | Path) -> types.Model:
-    """Return the `models.resnet18` or `resnet50` that starts from the weights of a file.
+    """Return the model, one of those of `load`, that starts from the weights of a file.
 
-    The file, as in `load`, is read in this call. If its classifier does not fit, the key of the
-    initialisation draws the classifier, and nothing else.
+    The file is read in this call. If its classifier does not fit, the key of the initialisation
+    draws the classifier, and nothing else.
     """
-    arrays = _read(path)
+    content = _read(path)
 
     def init(key: Array, x: Tree) -> types.Variables:
-        return _placed(path, arrays, model.init(key, x))
+        return _placed(path, *content, model.init(key, x))
 
     return model._replace(init=init)
 
 
-def _read(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of a file by torchvision's names, in our layouts."""
+def _read(path: str | Path) -> tuple[dict[str, Array], list[str]]:
+    """Return the arrays of a file by timm's names, in our layouts, and the names of the others."""
     if Path(path).suffix in _CONVERT:
         code = _CONVERT[Path(path).suffix].format(path=path, stem=Path(path).with_suffix(""))
         text = f'must be a .safetensors file; convert it by: python -c "{code}"'
         raise UsageError("path", path, text)
-    arrays = {key: a for key, a in saved.read(path).items() if not key.endswith(_COUNTER)}
-    # Theirs [out, in, ...], ours [..., in, out].
-    return {
-        key: jnp.moveaxis(array, (1, 0), (-2, -1)) if array.ndim > 1 else array
-        for key, array in arrays.items()
+    arrays = saved.read(path)
+    is_tower = any(name.startswith(_VISION) for name in arrays)
+    used = {
+        name: array
+        for name, array in arrays.items()
+        if not name.endswith(_UNUSED) and (not is_tower or name.startswith(_VISION))
     }
+    others = [name for name in arrays if name not in used and not name.endswith(_COUNTER)]
+    arrays = {_timm(name): array for name, array in used.items()}
+    if "visual.proj" in arrays:  # open_clip's [in, out]
+        arrays["proj.weight"] = arrays.pop("visual.proj").T
+    for name in [name for name in arrays if ".attn.q_proj." in name]:
+        parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        if {*parts} <= {*arrays}:
+            together = jnp.concatenate([arrays.pop(part) for part in parts])
+            arrays[name.replace("q_proj", "qkv")] = together
+    if {"cls_token", "pos_embed"} <= set(arrays):
+        arrays |= _tokens(arrays["cls_token"], arrays["pos_embed"])
+    # Theirs [out, in, ...], ours [..., in, out].
+    ours = {
+        name: jnp.moveaxis(array, (1, 0), (-2, -1)) if array.ndim in (2, 4) else array
+        for name, array in arrays.items()
+    }
+    return ours, others
+
+
+def _timm(name: str) -> str:
+    for pattern, text in _TO_TIMM.items():
+        name = re.sub(pattern, text, name)
+    return name
+
+
+def _tokens(token: Array, positions: Array) -> dict[str, Array]:
+    """Return the class token [1, 1, D] with its own position, and those of patches [1, N, D]."""
+    token = token.reshape(1, 1, -1)
+    positions = positions.reshape(1, -1, token.shape[-1])
+    if not _is_square(positions.shape[1]):  # it starts with the position of the class token
+        token, positions = token + positions[:, :1], positions[:, 1:]
+    return {"cls_token": token, "pos_embed": positions}
+
+
+def _is_square(number: int) -> bool:
+    return math.isqrt(number) ** 2 == number
+
+
+def _interpolated(positions: Array, like: Array) -> Array:
+    """Return positions [1, N, D] of a square grid for the square grid of `like`."""
+    before, after = (array.shape[1] for array in (positions, like))
+    if before == after or not (_is_square(before) and _is_square(after)):
+        return positions
+    width = positions.shape[-1]
+    grid = positions.astype(jnp.float32).reshape(math.isqrt(before), math.isqrt(before), width)
+    side = math.isqrt(after)
+    return jax.image.resize(grid, (side, side, width), "cubic").reshape(1, after, width)
 
 
 def _placed(
-    path: str | Path, arrays: Mapping[str, Array], variables: types.Variables
+    path: str | Path, arrays: Mapping[str, Array], unused: Sequence[str], variables: types.Variables
 ) -> types.Variables:
     """Do what `load` does with the file's arrays; as only shapes matter, leaves may be tracers."""
     leaves = jax.tree_util.tree_leaves_with_path(variables)
-    places = {_torchvision(place): leaf for place, leaf in leaves}
-    if not {*_HEAD} <= {*places}:
-        raise UsageError("variables", ..., "must be those of models.resnet18 or resnet50")
-    classes = places["fc.bias"].size
-    found = [arrays[key].shape[-1] for key in _HEAD if key in arrays]
+    names = [_place(place) for place, _ in leaves]
+    if any(name.startswith("fc.") for name in names):
+        names = [".".join(_OF_RESNET.get(part, part) for part in name.split(".")) for name in names]
+    places = {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
+    layer = next((each for each in _CLASSIFIERS if f"{each}.bias" in places), None)
+    if layer is None:
+        allowed = "resnet18, resnet50, efficientnet_lite0 or vit"
+        raise UsageError("variables", ..., f"must be those of models.{allowed}")
+    head = f"{layer}.weight", f"{layer}.bias"
+    classes = places[head[1]].size
+    found = [arrays[key].shape[-1] for key in head if key in arrays]
+    notes = [f"{_listed(unused)}: not used"] * bool(unused)
     if not found or (len(found) == 2 and found[1] != classes):
-        _LOG.warning("%s: has no classifier of %d classes; it stays as drawn", path, classes)
-        arrays = {**arrays, **{key: places[key] for key in _HEAD}}
+        notes += [f"has no classifier of {classes} classes, {head[0]}; it stays as drawn"]
+        arrays = {**arrays, **{key: places[key] for key in head}}
+    if notes:
+        _warn(f"{path}: {'; '.join(notes)}")
+    lacking, others = [*places.keys() - arrays.keys()], [*arrays.keys() - places.keys()]
+    if lacking or others:
+        texts = [f"has no {_listed(lacking)}"] * bool(lacking)
+        texts += [f"has {_listed(others)}, which this one has not"] * bool(others)
+        raise UsageError("path", path, f"holds another network: {' and '.join(texts)}")
+    if "pos_embed" in places:
+        fitting = _interpolated(arrays["pos_embed"], places["pos_embed"])
+        arrays = {**arrays, "pos_embed": fitting}
     return saved.placed(path, arrays, variables, places)
 
 
-def _torchvision(place: tuple) -> str:
-    """Return torchvision's name of the variable at a place in our tree."""
-    ours = [jax.tree_util.keystr((key,), simple=True) for key in place]
-    # Without params or stats, the half and the block.
-    return ".".join(_NAMES.get(name, name) for name in ours[3:])
+@functools.lru_cache(64)
+def _warn(text: str) -> None:
+    """Log a line once, though each start of a network comes here."""
+    _LOG.warning(text)
+
+
+def _place(place: tuple) -> str:
+    """Return timm's name of the variable at a place in our tree, without params, half and block."""
+    *modules, leaf = [jax.tree_util.keystr((key,), simple=True) for key in place[3:]]
+    return ".".join([*modules, _OF_LEAVES.get(leaf, leaf)])
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are."""
+    shown = ", ".join(sorted(names)[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
