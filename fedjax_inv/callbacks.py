@@ -34,7 +34,9 @@ class Callback:
         """Act before the first round; `fitted.restore` then continues an earlier training."""
 
     def evaluated(self, fitted: Fitted) -> object:
-        """Act after an evaluation. Anything true, such as a word that says why, ends the training.
+        """Act after an evaluation. True, or a text that says why, ends the training.
+
+        None, False and "" do not; any other answer is an error.
 
         `fitted.stopped` holds what a callback before this one in the list answered.
         """

@@ -77,10 +77,11 @@ def is_finite(value: Any) -> bool:
     return abs(float(value)) <= float(np.finfo(np.float32).max)
 
 
-def record(name: str, value: Any, kind: type) -> None:
+def record(name: str, value: Any, kind: type, such_as: str = "") -> None:
     """Check that a value is of a type, such as `Model`."""
     if not isinstance(value, kind):
-        raise UsageError(name, ..., f"is of type {type(value).__name__}, must be a {kind.__name__}")
+        text = f"is of type {type(value).__name__}, must be a {kind.__name__}{such_as}"
+        raise UsageError(name, ..., text)
 
 
 def regular(path: str | Path) -> Path:
@@ -95,6 +96,12 @@ def function(name: str, value: Any) -> None:
     """Check that a value can be called."""
     if not callable(value):
         raise UsageError(name, ..., f"is of type {type(value).__name__}, must be a function")
+
+
+def truth(name: str, value: Any) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise UsageError(name, value, "must be True or False")
 
 
 def integer(
@@ -128,6 +135,8 @@ def real(name: str, value: Any, lowest: float = 0.0, highest: float = np.inf) ->
         fits = False
     if not fits or isinstance(value, bool | str):
         raise UsageError(name, value, f"must be a finite number in [{lowest:g}, {highest:g}]")
+    if float(value) != 0 == np.float32(value):
+        raise UsageError(name, value, "must not be 0 in float32, as smaller numbers than 1e-45 are")
 
 
 def positive(name: str, value: Any) -> None:

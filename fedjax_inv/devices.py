@@ -33,7 +33,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_inv import axis as axes
-from fedjax_inv import platforms, types
+from fedjax_inv import checks, platforms, types
 from fedjax_inv.axis import Axis as Axis
 from fedjax_inv.axis import chunked as chunked
 from fedjax_inv.axis import clients_per_device as clients_per_device
@@ -358,6 +358,17 @@ class Devices(NamedTuple):
     run_chunk: int | None = None  # the same for runs; fewer need less memory
     precision: str | None = None  # of products, of `platforms.PRECISIONS`; None: the algorithm's
     quick_to_compile: bool = False  # in less time, to code for CPUs that runs longer
+
+    def check(self) -> None:
+        """Raise UsageError for a field that is out of range."""
+        for name, least in (("number", 1), ("client_chunk", 0), ("run_chunk", 0)):
+            if getattr(self, name) is not None:
+                checks.integer(f"devices.{name}", getattr(self, name), least)
+        for name in ("own", "stream", "quick_to_compile"):
+            if getattr(self, name) is not None:
+                checks.truth(f"devices.{name}", getattr(self, name))
+        if self.precision is not None:
+            checks.one_of("devices.precision", self.precision, platforms.PRECISIONS)
 
     def streams(self, num_clients: int, num_bytes: int) -> bool:
         """Return whether examples of so many bytes stay on the host.

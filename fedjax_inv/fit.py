@@ -65,7 +65,7 @@ Schedule = Callable[[Array, int, int], types.Cohort]
 
 # Settings of local training, whose values may differ between runs.
 LOCAL = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0}
-_NONFINITE = ("mark", "drop", "stop")
+_MOST = 2**31 - 1
 _EVERYONE = schedules.attending()
 _STOPS = ("thresholds", "stop_above", "end_at_stop")
 
@@ -113,7 +113,8 @@ def fit(
       evaluations: when and how runs are evaluated, or how many rounds lie between evaluations.
       devices: the devices that share the runs and their clients, or their number.
       callbacks: what acts after each evaluation (`callbacks`), or functions of the result so far;
-        if one answers true, the training ends. The error of one has the result as `fitted`.
+        if one answers True or a text, the training ends. The error of one has the result as
+        `fitted`.
       **settings: settings of all runs, each one value.
 
     Returns:
@@ -150,11 +151,10 @@ def plan(
     if not isinstance(evaluations, Evaluations):
         evaluations = Evaluations(evaluations)
     devices = devices if isinstance(devices, Devices) else Devices(devices)
-    _check(model, rounds, grid, evaluations, optimizer=optimizer, schedule=schedule)
-    counts = {"batch_size": batch_size, "epochs": epochs, "steps": steps, "devices": devices.number}
-    for name, number in counts.items():
+    _check(model, rounds, grid, evaluations, devices, optimizer=optimizer, schedule=schedule)
+    for name, number in {"batch_size": batch_size, "epochs": epochs, "steps": steps}.items():
         if number is not None:
-            checks.integer(name, number, 1, 2**31 - 1)
+            checks.integer(name, number, 1, _MOST)
     facts, factor = facts_of(algorithm), settings.pop("learning_rate_schedule", None)
     if factor is not None:
         checks.function("learning_rate_schedule", factor)
@@ -235,14 +235,19 @@ def _inputs(
 
 
 def _check(
-    model: Any, rounds: int, grid: Any, evaluations: Evaluations, **functions: Callable[..., Any]
+    model: Any,
+    rounds: int,
+    grid: Any,
+    evaluations: Evaluations,
+    devices: Devices,
+    **functions: Callable[..., Any],
 ) -> None:
     if not isinstance(model, types.Model):
         text = f"is of type {type(model).__name__}, must be a Model, as models.from_flax(module) is"
         raise UsageError("model", ..., text)
-    checks.integer("rounds", rounds)
-    checks.integer("evaluations", evaluations.every, 1, rounds, ", the rounds")
-    checks.one_of("nonfinite", evaluations.nonfinite, _NONFINITE)
+    checks.integer("rounds", rounds, 1, _MOST)
+    evaluations.check(rounds)
+    devices.check()
     if not isinstance(grid, Mapping | None) and not _are_runs(grid):
         text = 'must be lists by their names, such as {"seed": [0, 1]}, or runs (`inputs.Run`)'
         raise UsageError("grid", ..., f"{text} with the same hyperparameters")
@@ -281,8 +286,10 @@ def _runs(
         values["learning_rate"] = [fixed.pop("learning_rate", LOCAL["learning_rate"])]
     for name in fixed.keys() & values.keys():
         raise UsageError(name, ..., "must be given once, in the grid or beside it")
-    given = values.pop("seed", [fixed.pop("seed", 0)])
-    seeds = checks.integers("seed", given, 0, 2**31 - 1).tolist()
+    seed = fixed.pop("seed", 0)
+    if "seed" not in values:
+        checks.integer("seed", seed, 0, _MOST, '; several stand in grid={"seed": [...]}')
+    seeds = checks.integers("seed", values.pop("seed", [seed]), 0, _MOST).tolist()
     for name, each in [*values.items(), *((name, [value]) for name, value in fixed.items())]:
         for value in each:
             if name in LOCAL:
@@ -420,8 +427,11 @@ def _cohorts(schedule: Schedule, inputs: Inputs, rounds: int) -> tuple[types.Coh
         raise UsageError("schedule", ..., f"must return cohorts [{rounds}, S] of all rounds")
     if getattr(schedule, "has_empty_slots", False):
         drawn = schedules.without_empty_slots(drawn)
+    # Nobody has waited for longer than there are rounds.
+    over: Any = np.arange(rounds)[:, None]
+    drawn = drawn._replace(delay=np.minimum(drawn.delay, over))
     longest = int(np.max(drawn.delay, initial=0, where=drawn.present))
-    history = max(1 + longest, getattr(schedule, "history", 1))
+    history = min(max(1 + longest, getattr(schedule, "history", 1)), rounds)
     for run in range(len(drawn.who)):
         schedules.check(types.Cohort(*(leaf[run] for leaf in drawn)), num_clients, history)
     return drawn, history

@@ -304,6 +304,8 @@ class Fitted:
         x are inputs [B, ...], y targets [B, ...], and `client` is as in `predict`.
         """
         x, y = self._inputs_of(x), self._targets_of(y)
+        if len(sizes := clients.lengths((x, y))) > 1:
+            raise UsageError("y", y, f"must be as long as x, the lengths are {sorted(sizes)}")
         self._check_client(client)
         data = federation.examples(x, y)
         rows = np.arange(len(jax.tree.leaves(x)[0]))

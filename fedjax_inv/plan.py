@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import platforms, program, streaming, types
+from fedjax_inv import checks, platforms, program, streaming, types
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
+from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, stored
 from fedjax_inv.devices import Devices, Layout
 from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
@@ -45,6 +46,25 @@ class Evaluations(NamedTuple):
     thresholds: tuple[float, ...] = ()  # these three as in `one_run.Experiment`
     stop_above: bool = False
     end_at_stop: bool = False
+
+    def check(self, rounds: int) -> None:
+        """Raise UsageError for a field that is out of range, or has no effect in T rounds."""
+        checks.integer("evaluations.every", self.every, 1, rounds, ", the rounds")
+        checks.one_of("evaluations.nonfinite", self.nonfinite, ("mark", "drop", "stop"))
+        checks.integer("evaluations.watched", self.watched, 0)
+        checks.function("evaluations.warm_start", self.warm_start)
+        if not isinstance(self.thresholds, tuple | list):
+            raise UsageError("evaluations.thresholds", self.thresholds, "must be several numbers")
+        for threshold in self.thresholds:
+            checks.real("evaluations.thresholds", threshold, -np.inf)
+        for name in ("start", "by_class", "stop_above", "end_at_stop"):
+            checks.truth(f"evaluations.{name}", getattr(self, name))
+        if self.thresholds and not self.watched:
+            text = "need examples to look at, as evaluations.watched counts them"
+            raise UsageError("evaluations.thresholds", self.thresholds, text)
+        for name in ("stop_above", "end_at_stop"):
+            if getattr(self, name) and not self.thresholds:
+                raise UsageError(f"evaluations.{name}", True, "needs evaluations.thresholds")
 
 
 class Plan(NamedTuple):
@@ -264,9 +284,14 @@ def _act(callbacks: Sequence[Callback], fitted: Fitted) -> None:
     """Call the callbacks after an evaluation. An error gets the result so far as `fitted`."""
     for callback in callbacks:
         try:
-            reason = callback.evaluated(fitted)
-            if reason and not fitted.stopped:
-                fitted.stopped = reason if isinstance(reason, str) else "callback"
+            answer = callback.evaluated(fitted)
+            if not isinstance(answer, bool | np.bool_ | str | None):
+                text = (
+                    f"one answered {checks.shown(answer)}, must answer True or a text to end the "
+                )
+                raise UsageError("callbacks", ..., f"{text}training, None or False to go on")
+            if answer and not fitted.stopped:
+                fitted.stopped = answer if isinstance(answer, str) else "callback"
         except Exception as error:
             error.fitted = fitted  # type: ignore[attr-defined]
             raise

@@ -245,14 +245,14 @@ def attending(
     """
 
     def draw(key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
-        for name, values, least, most in (("dropout", dropout, 0, 1), ("slow", slow, 1, np.inf)):
+        ranges = (("dropout", dropout, 0, 1, "iuf"), ("slow", slow, 1, 2**31 - 1, "iu"))
+        for name, values, least, most, kinds in ranges:
             found = np.asarray(values)
-            is_right = ((found >= least) & (found <= most)).all()
+            is_right = found.dtype.kind in kinds and ((found >= least) & (found <= most)).all()
             if found.shape not in ((), (num_clients,)) or not is_right:
-                text = (
-                    f"must be from {least} to {most}, for all or for each of {num_clients} clients"
-                )
-                raise UsageError(name, values, text)
+                what = "numbers" if "f" in kinds else "integers"
+                text = f"must be {what} from {least} to {most}, for all or for each of "
+                raise UsageError(name, values, f"{text}{num_clients} clients")
         if cohort in (None, num_clients):
             drawn = everyone(num_clients, num_rounds)
         else:
@@ -299,10 +299,12 @@ def buffered(
         for name, number in (("buffer", buffer), ("concurrency", at_once)):
             checks.integer(name, number, 1, num_clients, ", the clients")
         needs = np.asarray(seconds, np.float32)
-        if needs.shape not in ((), (num_clients,)) or not (needs > 0).all():
-            text = f"must be above 0, for all or for each of {num_clients} clients"
+        if needs.shape not in ((), (num_clients,)) or not ((needs > 0) & np.isfinite(needs)).all():
+            text = f"must be finite and above 0, for all or for each of {num_clients} clients"
             raise UsageError("seconds", seconds, text)
-        most = oldest(buffer, at_once, needs) if longest is None else longest
+        if longest is not None:
+            checks.integer("longest", longest, 0)
+        most = min(oldest(buffer, at_once, needs) if longest is None else longest, num_rounds)
         return _buffered(key, num_rounds, buffer, at_once, jnp.full(num_clients, needs), most)
 
     return draw

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 
 from fedjax_inv import checks, models, types
 from fedjax_inv.checks import UsageError, one_line
@@ -49,6 +50,7 @@ class Task(NamedTuple):
         if self.kind != "classes":
             if self.kind:
                 self._check_columns(outputs, examples.y)
+            self._check_means(outputs, examples.y)
             return 0
         labels = np.asarray(examples.y)
         shape: Any = getattr(outputs, "shape", ())
@@ -61,7 +63,24 @@ class Task(NamedTuple):
         for wrong in labels[(labels < 0) | (labels >= shape[1])][:1]:
             text = f"holds the class {wrong}, must be in 0..{shape[1] - 1}, the network's outputs"
             raise UsageError("y", ..., text)
+        self._check_means(outputs, labels)
         return shape[1]
+
+    def _check_means(self, outputs: Tree, y: Tree) -> None:
+        """Raise UsageError unless the loss and the score are means of a batch, []."""
+        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), y)
+        mask = jax.ShapeDtypeStruct((1,), bool)
+        for name, function in (("loss", self.loss), ("score", self.score.of_domains())):
+            try:
+                found = jax.eval_shape(function, outputs, one, mask)
+            except UsageError:
+                raise
+            except Exception as error:
+                text = f"fails on outputs {_told(outputs)} and targets {_told(one)}: "
+                raise UsageError(name, ..., text + one_line(error)) from error
+            if getattr(found, "shape", None) != ():
+                text = f"must return the mean of a batch [], not {_told(found)}, as "
+                raise UsageError(name, ..., f"{text}`objectives.masked_mean(values, mask)` does")
 
     def _check_columns(self, outputs: Tree, y: Any) -> None:
         """Raise UsageError unless there is an output for each column of labels or values."""
@@ -156,6 +175,10 @@ def check_settings(algorithm: Factory, given: Mapping[str, Any], local: Mapping[
         if each.default is each.empty and each.name not in ("loss", "num_domains", *given):
             text = f"must be given, as {_name(algorithm)} has no default for it"
             raise UsageError(each.name, ..., text)
+    for each in own:
+        if isinstance(each.default, optax.GradientTransformation) and each.name in given:
+            kind = optax.GradientTransformation
+            checks.record(each.name, given[each.name], kind, ", such as optax.adam(0.01)")
     names = [each.name for each in own]
     for name in given:
         if name not in (*names, *local) and not _takes_any(algorithm):

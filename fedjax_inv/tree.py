@@ -86,6 +86,11 @@ def all_finite(tree: Tree) -> Array:
     return jnp.all(jnp.stack(checks)) if checks else jnp.bool_(True)
 
 
+def names(path: tuple) -> tuple[str, ...]:
+    """Return a path of JAX as names."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
 def partition(tree: Tree, is_chosen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:
     """Return (chosen, others): `tree` twice, with None for the leaves of the other part.
 
@@ -95,8 +100,7 @@ def partition(tree: Tree, is_chosen: Callable[[tuple[str, ...]], bool]) -> tuple
 
     def part(chosen: bool) -> Tree:
         def keep(path: tuple, leaf: Array) -> Array | None:
-            names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
-            return leaf if is_chosen(names) == chosen else None
+            return leaf if is_chosen(names(path)) == chosen else None
 
         return jax.tree_util.tree_map_with_path(keep, tree)
 

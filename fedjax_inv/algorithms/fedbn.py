@@ -13,22 +13,51 @@ itself does not upload it. The server never sends b_i. Clients have equal weight
 release; the paper has n_i / n.
 """
 
+import collections
+import re
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, objectives, servers, tree, types
+from fedjax_inv import aggregators, averaging, models, objectives, servers, tree, types
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Tree
 
 FACTS = types.Facts(needs_norm=True)
 
+Path = tuple[str, ...]  # of a variable, such as ("params", "body", "GroupNorm_0", "scale")
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a name such as GroupNorm_0
+_NORM = re.compile(r"\w*norms?|ln|gn", re.IGNORECASE)
 
-def in_norm(path: tuple[str, ...]) -> bool:
-    """Return whether a variable belongs to a normalisation layer.
 
-    Args:
-      path: the names of modules down to the variable; "norm" in a name marks such a layer.
+def in_norm(variables: types.Variables) -> Callable[[Path], bool]:
+    """Return whether the variable at a path belongs to a normalisation layer of a network.
+
+    Such a layer has statistics, whatever its name is. Or it has a scale, or a scale and a bias, and
+    a word of its module path ends in "norm" or is "ln" or "gn", as in "GroupNorm_0" and "norm1".
     """
-    return any("norm" in part.lower() for part in path)
+    is_scaled = isinstance(variables.stats.body, models.Scaled)
+
+    def layer(path: Path) -> Path:
+        if is_scaled and path[:2] == ("stats", "body"):  # whose statistics lie a step deeper
+            path = ("", *path[1:2], *path[3:]) if path[2] == "network" else ()
+        return path[1:-1]
+
+    paths = [tree.names(path) for path, _ in jax.tree_util.tree_leaves_with_path(variables)]
+    has_statistics = {layer(path) for path in paths if path[0] == "stats"} - {()}
+    leaves = collections.defaultdict(set)
+    for path in paths:
+        leaves[layer(path)].add(path[-1])
+
+    def is_norm(path: Path) -> bool:
+        own = layer(path)
+        is_named = any(_NORM.fullmatch(word) for name in own for word in _WORD.findall(name))
+        is_like_one = {"scale"} <= leaves[own] <= {"scale", "bias"}
+        return own in has_statistics or (is_named and is_like_one)
+
+    return is_norm
 
 
 def fedbn(
@@ -48,7 +77,14 @@ def fedbn(
     grad_fn = averaging.gradient(model, loss)
 
     def local_part(variables: types.Variables) -> types.Variables:
-        return tree.partition(variables, in_norm)[0]
+        return tree.partition(variables, in_norm(variables))[0]
+
+    def first(setup: types.Setup) -> types.Variables:
+        own = local_part(setup.variables)
+        if not jax.tree.leaves(own):
+            text = "must have a layer with statistics, or one named as a norm, to stay with clients"
+            raise UsageError("model", ..., f"{text}; fedbn would be fedavg")
+        return own
 
     def start(visit: types.Visit) -> types.Local:
         return work.init(tree.combine(visit.own.variables, visit.message.variables))
@@ -72,11 +108,11 @@ def fedbn(
         remember=lambda visit, trained: averaging.Own(
             local_part(trained.local.variables), jnp.bool_(True)
         ),
-        shared=lambda variables: tree.partition(variables, in_norm)[1],
+        shared=lambda variables: tree.partition(variables, in_norm(variables))[1],
         serve=serve,
         # The mean over the clients of the latest round; before it the initial variables.
         side=averaging.SideState(
-            init=lambda setup: local_part(setup.variables),
+            init=first,
             send=lambda mean: (),
             upload=lambda visit, trained: (local_part(trained.local.variables), ()),
             aggregate=aggregators.combine(

@@ -249,6 +249,9 @@ def of_dataset(
     check_dataset(dataset)
     checks.real("validation", validation, 0, 1)
     checks.real("held_out_clients", held_out_clients, 0, 1)
+    if partition is not None and not callable(partition):
+        text = "must be a function, such as `federation.partitioner(name, dataset, num_clients)`"
+        raise UsageError("partition", partition, text)
     checks.integer("partition_seed", partition_seed or 0, 0)
     x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):

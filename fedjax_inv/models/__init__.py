@@ -35,6 +35,7 @@ from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
 from fedjax_inv.models.resnet import resnet18 as resnet18
 from fedjax_inv.models.resnet import resnet50 as resnet50
+from fedjax_inv.models.scaling import Scaled as Scaled
 from fedjax_inv.models.scaling import Scaling as Scaling
 from fedjax_inv.models.scaling import scaled as scaled
 from fedjax_inv.models.scaling import with_scaling as with_scaling

@@ -8,15 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
 import federations
 import linear_networks as linear
 from federations import assert_equal
-from fedjax_inv import communication, models
+from fedjax_inv import communication, fit, models
 from fedjax_inv import tree as trees
 from fedjax_inv.algorithms import fedbn
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Halves, Model, Tree, Variables
 
 SERVER_MOMENTUM, DECAY = 0.6, 0.9
@@ -28,15 +30,16 @@ def encode(
     """Units of mean 0 over the batch, each with a scale."""
     units = x @ params["kernel"]
     mean = jnp.where(mask[:, None], units, 0).sum(0) / mask.sum()
-    moved = {"norm_mean": DECAY * stats["norm_mean"] + (1 - DECAY) * mean}
-    centred = units - (mean if train else stats["norm_mean"])
-    return centred * params["norm_scale"], moved if train else stats
+    running = stats["unit"]["mean"]
+    moved = {"unit": {"mean": DECAY * running + (1 - DECAY) * mean}}
+    centred = units - (mean if train else running)
+    return centred * params["unit"]["scale"], moved if train else stats
 
 
 def init(key: Array, x: Array) -> Variables:
     body, head = linear.MODEL.init(key, x).params
-    named = {"kernel": body, "norm_scale": jnp.ones(3)}
-    return Variables(Halves(named, head), Halves({"norm_mean": jnp.zeros(3)}, ()))
+    named = {"kernel": body, "unit": {"scale": jnp.ones(3)}}
+    return Variables(Halves(named, head), Halves({"unit": {"mean": jnp.zeros(3)}}, ()))
 
 
 MODEL = Model(init, encode, linear.MODEL.decode)
@@ -90,8 +93,8 @@ def test_fedbn_is_a_loop_over_clients() -> None:
                 (unseen, mean),
                 (state.clients.variables, [np.stack(part) for part in zip(*own, strict=True)]),
             ):
-                pairs += [(variables.params.body["norm_scale"], wanted[0])]
-                pairs += [(variables.stats.body["norm_mean"], wanted[1])]
+                pairs += [(variables.params.body["unit"]["scale"], wanted[0])]
+                pairs += [(variables.stats.body["unit"]["mean"], wanted[1])]
             for got, wanted in pairs:
                 np.testing.assert_allclose(got, wanted, rtol=1e-8, atol=1e-11)
         assert np.ptp(np.stack([scale for scale, _ in own]), axis=0).min() > 1e-3
@@ -120,12 +123,44 @@ def test_fedbn_is_a_loop_over_clients() -> None:
 def test_what_is_local_by_default(model, names: set[str]) -> None:
     """Each variable of a norm, in both halves, and none of another layer."""
     variables = jax.eval_shape(partial(federations.initial, model), jax.random.key(0))
-    parts = trees.partition(variables, fedbn.in_norm)
+    parts = trees.partition(variables, fedbn.in_norm(variables))
     got, others = (paths(part) for part in parts)
     assert {path[-1] for path in got} == names
     assert {path[1] for path in got} == ({"body", "head"} if names else set())
     assert {path[-2] for path in got} <= {"BatchNorm_0", "GroupNorm_0"}
     assert {path[-2] for path in others} <= {"Dense_0", "Conv_0"}
+
+
+class Named(nnx.Module):
+    """Layers with names of all kinds."""
+
+    def __init__(self, *, rngs: nnx.Rngs) -> None:
+        self.normal = nnx.Linear(3, 4, rngs=rngs)
+        self.bn = nnx.BatchNorm(4, rngs=rngs)
+        self.norm1 = nnx.LayerNorm(4, rngs=rngs)
+        self.enormous = nnx.Linear(4, 4, rngs=rngs)
+        self.head = nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, x: Array, mask: Array) -> Array:
+        x = self.bn(self.normal(x), mask=mask[:, None])
+        return self.head(self.enormous(self.norm1(x)))
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, models.scaled])
+def test_layers_are_local_by_their_statistics_or_whole_words(wrap: Any) -> None:
+    model = wrap(models.from_nnx(lambda rngs: Named(rngs=rngs), cut="head"))
+    variables = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3)))
+    got = paths(trees.partition(variables, fedbn.in_norm(variables))[0])
+    params = {path[2:] for path in got if path[0] == "params"}
+    assert params == {(layer, leaf) for layer in ("bn", "norm1") for leaf in ("scale", "bias")}
+    assert {path[-2:] for path in got if path[0] == "stats"} == {("bn", "mean"), ("bn", "var")}
+
+
+def test_a_network_of_which_nothing_stays_at_home_is_refused() -> None:
+    model = models.scaled(models.mlp(2))
+    clients = [(np.ones((4, 3), np.float32), np.arange(4) % 2)] * 2
+    with pytest.raises(UsageError, match=r"^model: .*statistics"):
+        fit(fedbn.fedbn, model, clients, rounds=1, callbacks=())
 
 
 def paths(tree: Tree) -> list[tuple[str, ...]]:

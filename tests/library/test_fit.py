@@ -180,6 +180,8 @@ def test_predictions_are_those_of_the_served_network() -> None:
         found.predict(x, 4)
     with pytest.raises(UsageError, match="y"):
         found.evaluate(x, y / 2)
+    with pytest.raises(UsageError, match=r"^y.* \["):
+        found.evaluate(x, y[:-1])
 
 
 def test_a_soup_is_the_mean_of_networks_that_started_from_one() -> None:
@@ -239,7 +241,7 @@ def test_callbacks_act_in_their_order_and_end_after_an_error(capsys: Any) -> Non
     assert "train_loss" in capsys.readouterr().err
     acts.clear()
     with pytest.raises(ZeroDivisionError) as error:
-        planned().train([Seen("b", acts), lambda fitted: 1 // (4 - fitted.round)])
+        planned().train([Seen("b", acts), lambda fitted: 1 // (4 - fitted.round) > 9])
     assert error.value.fitted.round == 4  # type: ignore[attr-defined]
     assert acts[-1] == ("b", "end", 4)
 
@@ -431,11 +433,12 @@ def test_the_momentum_of_sgd_alone_is_known() -> None:
 
 
 WRONG: dict[str, list[Any]] = {
-    "rounds": [0],
-    "learning_rate": [-1, [0.1, 0.2]],  # a list goes into the grid
+    "rounds": [0, 2**31],
+    "server_optimizer": [optax.adam],  # not called
+    "learning_rate": [-1, 1e-46, [0.1, 0.2]],  # a list goes into the grid
     "momentum": [2],
     "weight_decay": [np.inf],
-    "seed": [-1, "a"],
+    "seed": [-1, "a", [0, 1]],
     "weighting": ["no"],
     "penalty": [1.0],  # FedAvg has none
     "grid": [
@@ -448,11 +451,21 @@ WRONG: dict[str, list[Any]] = {
     ],
     "validation": [1.5, "a"],
     "learning_rate_schedule": [0.5],
-    "evaluations": [2, Evaluations(nonfinite="no")],
+    "evaluations": [
+        *(2, Evaluations(nonfinite="no"), Evaluations(watched=-1), Evaluations(by_class=1)),
+        *(
+            Evaluations(thresholds=(0.5,)),
+            Evaluations(thresholds=0.5),
+            Evaluations(stop_above=True),
+        ),
+        *(Evaluations(end_at_stop=True), Evaluations(watched=9, thresholds=("a",))),
+    ],
     "schedule": [
         3,
         *(schedules.attending(cohort=5), schedules.attending(dropout=1.5)),
         schedules.attending(slow=[1, 2, 0, 1]),
+        schedules.attending(slow=[1, 2.7, 1, 1]),
+        schedules.buffered(2, seconds=[1, 1, np.inf, 1]),
         lambda *arguments: schedules.everyone(*arguments[1:])._replace(
             present=jnp.zeros((arguments[2], arguments[1]), bool)
         ),
@@ -460,10 +473,17 @@ WRONG: dict[str, list[Any]] = {
     ],
     "optimizer": [optax.sgd(0.1)],  # not a function of the learning rate
     "batch_size": [0],
-    "callbacks": [[1], [Patience], Patience(1)],
+    "callbacks": [
+        *([1], [Patience], Patience(1)),
+        *([lambda fitted, answer=answer: answer] for answer in (0, 0.5, np.zeros(2), np.ones(()))),
+    ],
     "test": [5, X, (X[:, :2], Y)],
-    "loss": [1],
-    "devices": [64, Devices(0)],
+    "loss": [
+        *(1, lambda outputs, y, mask: y[:, :, None] / 0),
+        optax.softmax_cross_entropy_with_integer_labels,
+        lambda outputs, y, mask: optax.softmax_cross_entropy_with_integer_labels(outputs, y),
+    ],
+    "devices": [64, Devices(0), Devices(client_chunk=-1), Devices(precision="hihgest")],
 }
 
 
@@ -471,7 +491,7 @@ WRONG: dict[str, list[Any]] = {
     ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
 )
 def test_a_wrong_argument(name: str, value: Any) -> None:
-    inner = [*value] if isinstance(value, dict) else ["nonfinite", "cohort", "dropout", "slow"]
+    inner = [*value] if isinstance(value, dict) else ["cohort", "dropout", "slow", "seconds"]
     with pytest.raises(UsageError, match="|".join([name, *inner])):
         fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {name: value})
 
@@ -484,6 +504,20 @@ def test_inputs_and_targets_that_look_like_others_are_told() -> None:
         for given in (clients.by_client(x, y, of), data):
             with pytest.warns(UserWarning, match=word):
                 plan(fedavg.fedavg, models.mlp(2, widths=(4,)), given, rounds=1)
+
+
+def test_a_callback_goes_on_or_ends_the_training() -> None:
+    for answer, stopped in ((None, ""), (False, ""), ("", ""), (True, "callback"), ("why", "why")):
+        found = fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"callbacks": [lambda _, a=answer: a]})
+        assert found.stopped == stopped
+
+
+def test_a_client_that_is_slower_than_the_training_keeps_no_more_than_its_rounds() -> None:
+    """A billion broadcasts would not fit into memory; all of them are the first one."""
+    slow = [schedules.attending(slow=[1, 1, 1, needed]) for needed in (3, 10**9)]
+    few, many = (plan(fedavg.fedavg, MODEL, CLIENTS, rounds=3, schedule=each) for each in slow)
+    assert few.experiment.history == many.experiment.history <= 3
+    np.testing.assert_array_equal(few.cohorts.delay, many.cohorts.delay)
 
 
 def test_what_was_meant() -> None:

@@ -39,7 +39,7 @@ def test_an_algorithm_says_which_network_it_serves(name: str) -> None:
     server, network = served(algorithm, config)
     *_, innermost = wrapping.layers(server)
     if name == "fedbn":  # the server's variables lack those of normalisation layers
-        network = trees.partition(network, fedbn.in_norm)[1]
+        network = trees.partition(network, fedbn.in_norm(network))[1]
     assert network == innermost.variables
 
 

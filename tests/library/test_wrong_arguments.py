@@ -10,7 +10,7 @@ import pytest
 
 from fedjax_inv import local, models
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation
+from fedjax_inv.data import clients, federation
 from fedjax_inv.data.dataset import Dataset, check_dataset
 
 RNG = np.random.default_rng(0)
@@ -42,6 +42,11 @@ def test_a_field_of_a_data_set(changes: dict[str, Any]) -> None:
     (name,) = changes
     with pytest.raises(UsageError, match=name):
         check_dataset(DATASET._replace(**changes))
+
+
+def test_a_partition_is_a_function() -> None:
+    with pytest.raises(UsageError, match=r"^partition='iid'.*partitioner"):
+        clients.of_dataset(DATASET, partition="iid")  # type: ignore[arg-type]
 
 
 def test_rows_of_clients_are_rows_of_the_examples() -> None:
