@@ -14,7 +14,7 @@ import federations as tiny
 import linear_networks as linear
 import slow
 from federations import assert_close, assert_equal, plain
-from fedjax_inv import devices, late_uploads, rounds, tree
+from fedjax_inv import devices, late_uploads, rounds, schedules, tree
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.types import Algorithm, Array, Cohort, Slots, Visit
 
@@ -90,11 +90,59 @@ def test_reuse_is_the_naive_loop() -> None:
                 assert_close(remembered, upload, rtol=1e-8, atol=1e-10)
 
 
+def test_parameters_are_the_mean_of_what_clients_last_delivered() -> None:
+    """The paper's w^{t+1} = sum_i p_i w_i^{t - tau_i}, under ragged delays."""
+    with jax.enable_x64(True):
+        made, schedule = algorithm("parameters", weighting="size"), tiny.schedule()
+        before = start(made)
+        after, _ = program(made)(before, schedule)
+        examples = linear.examples_of(linear.held())
+        w = [np.asarray(half) for half in before.server.wrapped.variables.params]
+        broadcasts, last = [], {}
+        for t, (who, present, delay) in enumerate(zip(*map(np.asarray, schedule), strict=True)):
+            broadcasts.append(w)
+            arrived = [slot for slot in np.flatnonzero(present) if linear.SIZES[who[slot]]]
+            for slot in arrived:
+                received = broadcasts[t - min(int(delay[slot]), t)]
+                delta = linear.trained(received, examples[who[slot]])
+                last[who[slot]] = [a + b for a, b in zip(received, delta, strict=True)]
+            if arrived:
+                w = linear.mean([*last.values()], [linear.SIZES[i] for i in last])
+        got = [*after.server.wrapped.variables.params]
+        assert_close(got, w, rtol=1e-8, atol=1e-10)
+
+
+def test_between_deliveries_a_slow_client_grows_old() -> None:
+    """One that needs m rounds is m - 1 rounds old when it delivers, and 2 m - 2 before the next."""
+    m, slow_client, num_rounds = 3, 3, 10
+    with jax.enable_x64(True):
+        made = algorithm("parameters")
+        everyone = schedules.everyone(NUM_CLIENTS, num_rounds)
+        cohorts = schedules.slow(everyone, jnp.ones(NUM_CLIENTS, int).at[slow_client].set(m))
+        examples = linear.examples_of(linear.held())[slow_client]
+        state, networks, ages = start(made), [], set()
+        for t in range(num_rounds):
+            networks.append([np.asarray(w) for w in state.server.wrapped.variables.params])
+            state, _ = program(made)(state, tree.take(cohorts, slice(t, t + 1)))
+            if t < m:
+                continue
+            origin = t - t % m - (m - 1)  # the round whose broadcast the last delivery began from
+            delta = linear.trained(networks[origin], examples)
+            stored = state.server.memories[0].upload.delta.params
+            for half, old, move in zip(stored, networks[origin], delta, strict=True):
+                np.testing.assert_allclose(half[slow_client], old + move, rtol=1e-8, atol=1e-10)
+            ages.add(t - origin)
+    assert ages == {*range(m - 1, 2 * m - 1)}
+
+
+@pytest.mark.parametrize("rule", ["reuse", "parameters"])
 @pytest.mark.parametrize("name", slow.after(1, ["fedavg", "exit_strategy"]))
-def test_where_all_arrive_reuse_is_skip(name: str) -> None:
+def test_where_all_arrive_a_rule_is_skip(name: str, rule: str) -> None:
     """Also where clients leave: nobody stands in who would not attend."""
     config, federation, schedule = tiny.TABLE[name][0], tiny.federation(), tiny.schedule()
     schedule = schedule._replace(present=jnp.ones_like(schedule.present))
+    if rule == "parameters":
+        schedule = schedule._replace(delay=jnp.zeros_like(schedule.delay))
 
     @partial(jax.jit, static_argnums=0)
     def played(rule: str) -> Any:
@@ -103,7 +151,7 @@ def test_where_all_arrive_reuse_is_skip(name: str) -> None:
         state = rounds.init(made, tiny.initial(config.model(), key), federation, key, history=3)
         return rounds.run(made, state, schedule, federation, axis=devices.chunked(2))
 
-    (got, reports), (expected, expected_reports) = map(played, ("reuse", "skip"))
+    (got, reports), (expected, expected_reports) = map(played, (rule, "skip"))
     assert_close(got.server.wrapped, expected.server)
     assert_close(reports, expected_reports)
     first, sizes = reports[0], np.array(tiny.SIZES)
