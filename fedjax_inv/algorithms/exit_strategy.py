@@ -12,6 +12,15 @@ A client that rarely arrives contributes as much as others in its rounds, but li
 The optional `share` is our rule for such clients: a client also leaves if its sum of C_i, 0 where
 it did not arrive, is below that share of the median client's sum.
 
+Where last parameters of late clients are averaged (`late_uploads.parameters`), the harm is not in
+their gradients but in where they are. The option `displaced` puts d_i = w - w_i, the distance from
+the client's parameters to the server's, in place of step_size g_i, which the same lemma gives:
+
+    C_i = a_i (<grad R(w), d_i> - (L / 2) ||d_i||^2) / ||grad R(w)||^2
+
+with w_i one step of length step_size from the network that the client received, so that without
+delay both are equal.
+
 Eq. 13 is printed with a plus, without the second step size and without 1 / n: the descent lemma
 gives the formula above. The paper leaves open, and we chose: the phase consists of rounds of the
 algorithm itself, each measured at its end, so that the exchanges keep their random numbers; n
@@ -164,10 +173,15 @@ class Phase(NamedTuple):
     threshold: float | Array = 0.0
     share: float | Array | None = None
     rounds: int = 5  # P
+    displaced: bool = False
     loss: types.Loss = objectives.cross_entropy  # whose mean is R_i, on the outputs of `predict`
     # Server -> its leaves that are the network's parameters; None: those of `Algorithm.network`.
     # For FL Games `lambda game: (game.body.params, game.players.params)`.
     parameters: Callable[[Any], Tree] | None = None
+
+    def length(self, size: Array) -> float | Array:
+        """Return the step size of clients with these numbers of examples."""
+        return self.step_size(size) if callable(self.step_size) else self.step_size
 
 
 class _Measure(NamedTuple):
@@ -236,9 +250,14 @@ def _products(phase: Phase, measure: _Measure) -> types.Exchange:
     """The exchange for the products of Eq. 13, at the network that each client last received."""
 
     def client(visit: types.Visit) -> types.Reply:
-        gradient = measure.of(lambda risk, at: jax.grad(risk)(at), visit, visit.message)
-        inner = optax.tree.vdot(visit.undelayed_message, gradient)
-        return types.Reply(visit.own, (inner, _square(gradient), visit.round), {})
+        global_gradient, now = visit.undelayed_message
+        moved = measure.of(lambda risk, at: jax.grad(risk)(at), visit, visit.message)
+        if phase.displaced:
+            step = optax.tree.scale(phase.length(visit.shard.size), moved)
+            behind = optax.tree.sub(now, measure.parameters(visit.message))
+            moved = optax.tree.add(behind, step)
+        inner = optax.tree.vdot(global_gradient, moved)
+        return types.Reply(visit.own, (inner, _square(moved), visit.round), {})
 
     def update(server: Server, sent: aggregators.Stack, cohort: types.Cohort) -> Server:
         del cohort
@@ -250,7 +269,10 @@ def _products(phase: Phase, measure: _Measure) -> types.Exchange:
         aggregators.stacked(),
         update,
         lambda server, who, round: round < phase.rounds,
-        lambda server: server.assessment.gradient,
+        lambda server: (
+            server.assessment.gradient,
+            measure.parameters(server.wrapped) if phase.displaced else (),
+        ),
     )
 
 
@@ -258,7 +280,7 @@ def _assess(phase: Phase, old: Assessment, sent: aggregators.Stack) -> Assessmen
     """The assessment after a round's products."""
     size = jnp.where(sent.present, sent.size, 0)
     inner, square, round = sent.values
-    step_size = phase.step_size(size) if callable(phase.step_size) else phase.step_size
+    step_size = 1.0 if phase.displaced else phase.length(size)  # a displacement has its length
     weights = size / jnp.maximum(size.sum(), 1)
     linear, quadratic = _terms(inner, square, _square(old.gradient), weights, step_size)
     at = (round, jnp.where(sent.present, sent.who, old.stays.shape[0]))
@@ -338,6 +360,7 @@ def exit_strategy(
     smoothness: float | Array | None = None,
     threshold: float | Array = 0.0,
     share: float | Array | None = None,
+    displaced: bool = False,
     pretraining_rounds: int = 5,
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
@@ -357,6 +380,8 @@ def exit_strategy(
         measured; -inf for no such rule.
       share: the least ratio of the sum of C_i of a client that stays to the median client's sum,
         where that is above 0; it finds clients that rarely arrive. None for no such rule.
+      displaced: whether contributions measure how far a late client's parameters lie behind, for
+        `late_uploads.parameters`.
       pretraining_rounds: the rounds after which clients may leave.
       loss: the objective of local training and of contributions.
       weighting: weights of clients in the mean of their updates, "size" or "uniform"; in Python
@@ -375,5 +400,5 @@ def exit_strategy(
         raise UsageError("penalty", penalty, "must be None for fedavg, which has none")
     settings |= {"loss": loss, "server_optimizer": server_optimizer, "weighting": weighting}
     length = (lambda size: rate * num_steps(size)) if step_size is None else step_size
-    phase = Phase(length, smoothness, threshold, share, pretraining_rounds, loss)
+    phase = Phase(length, smoothness, threshold, share, pretraining_rounds, displaced, loss)
     return wrap(wrapped(model, work, **settings), phase)

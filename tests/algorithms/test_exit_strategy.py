@@ -155,6 +155,7 @@ def naive(
     smoothness: float | None,
     threshold: float,
     share: float | None = None,
+    displaced: bool = False,
 ) -> Written:
     x, y = np.asarray(held.data.x), np.asarray(held.data.y)
     rows = federations.parts_of(held)
@@ -192,13 +193,16 @@ def naive(
             product = sum(share * hessian(i) for i, share in shares.items()) @ v
             curvature = np.linalg.norm(product) if smoothness is None else smoothness
             v = product / np.linalg.norm(product)
-            measures.append((t, g, [(i, shares[i], gradient(i, ended[t - d])) for i, d in sent]))
+            behind = {i: w - ended[t - d] if displaced else 0 for i, d in sent}
+            measures.append(
+                (t, g, [(i, behind[i] + STEP_SIZE * gradient(i, ended[t - d])) for i, d in sent])
+            )
         if t == PHASE - 1:
             table = np.full((PHASE, NUM_CLIENTS), np.nan)
             for row, g, told in measures:
-                for i, part, g_i in told:
-                    gain = g @ g_i - curvature * STEP_SIZE / 2 * g_i @ g_i
-                    table[row, i] = STEP_SIZE * part * gain / (g @ g)
+                for i, move in told:
+                    part = size[i] / sum(size[j] for j, _ in told)
+                    table[row, i] = part * (g @ move - curvature / 2 * move @ move) / (g @ g)
             sums = {i: np.nansum(c) for i, c in enumerate(table.T) if not np.isnan(c).all()}
             least = -np.inf if share is None else share * np.median(list(sums.values()))
             for i, total in sums.items():
@@ -253,13 +257,14 @@ CASES = [
     (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0}),
     (full(6), True, {"smoothness": 1.5, "threshold": 0.0}),
     (tiny.schedule(), False, {"smoothness": None, "threshold": -np.inf, "share": 0.9}),
+    (tiny.schedule(), True, {"smoothness": None, "threshold": 0.0, "displaced": True}),
 ]
 
 
 @pytest.mark.parametrize(
     ("schedule", "planted", "settings"),
     CASES,
-    ids=["late", "given", "share"],
+    ids=["late", "given", "share", "displaced"],
 )
 def test_the_whole_is_the_naive_loop(
     schedule: Cohort, planted: bool, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
