@@ -30,8 +30,7 @@ from fedjax_inv_experiments import (
     tables,
     train,
 )
-from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.flags import NAMES
+from fedjax_inv_experiments.config import NAMES, Config
 from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.running import folder as folders
