@@ -254,10 +254,9 @@ def num_clients(config: Config, dataset: Dataset, *held_out: str | None) -> int:
     """
     if config.partition.clients:
         return config.partition.clients
-    others = [at for at, name in enumerate(dataset.domains) if name in held_out]
+    trains = federation.dealt(dataset, *held_out)
     if config.partition.partition != "user" or dataset.user is None:
-        return len(dataset.domains) - len(others)
-    trains = ~np.asarray(dataset.test) & ~np.isin(dataset.domain, others)
+        return max(1, len(np.unique(dataset.domain[trains])))
     return max(1, len(np.unique(dataset.user[trains])))
 
 

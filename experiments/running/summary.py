@@ -133,9 +133,12 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
+_OF_VALIDATION = "domains of validation alone"
+
+
 def unseen_name(cell: Cell, kind: str) -> str:
     """The name of the examples of one of `data.federation.UNSEEN`."""
-    return str(cell.validate) if kind == "unseen_domain" else NEVER_SEEN
+    return (cell.validate or _OF_VALIDATION) if kind == "unseen_domain" else NEVER_SEEN
 
 
 def _by_domain(

@@ -280,8 +280,7 @@ def _by_user_or_domain(dataset: Dataset, *held_out: str | None) -> Partition:
 
     `held_out` are domains that no client has, or None.
     """
-    others = [at for at, name in enumerate(dataset.domains) if name in held_out]
-    present = ~dataset.test & ~np.isin(dataset.domain, others)
+    present = federations.dealt(dataset, *held_out)
     of = dataset.domain if dataset.user is None else dataset.user
     users = np.unique(of[present])
     if len(users) < 2:

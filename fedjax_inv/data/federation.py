@@ -204,8 +204,8 @@ def split(
     """Hold out a test client, deal the other examples to clients, and hold out some of each.
 
     The test client holds the held-out domain, or else the official test split, or else a random
-    part. The clients share the other examples outside the official test split. All examples lie in
-    random order, so that a client's first ones are a sample. Copies of one original
+    part. The clients share the other examples outside the official test split (`dealt`). All
+    examples lie in random order, so that a client's first ones are a sample. Copies of one original
     (`Dataset.original`) stay together: originals are dealt, and the partition sees the first copy.
 
     Args:
@@ -224,6 +224,7 @@ def split(
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
         deal, and no client holds the rest.
       validate: the name of another domain that no client has, `unseen["unseen_domain"]`, or None.
+        Examples that are `valid` in a domain without any to train on belong there, too.
       held_out_clients: the part of the clients, drawn, that do not train; all of their examples are
         `unseen["unseen_clients"]`. Their number is rounded, but at least 1 unless the part is 0.
     """
@@ -236,9 +237,11 @@ def split(
     _check_together(dataset, whole)
     rows = whole.rows
     unseen: dict[str, np.ndarray] = {}
-    if validate is not None:
-        is_unseen = dataset.domain[rows] == dataset.domains.index(validate)
-        rows, unseen["unseen_domain"] = rows[~is_unseen], rows[is_unseen]
+    is_unseen = np.isin(dataset.domain, _numbers(dataset, validate))
+    is_held_out = np.isin(dataset.domain, _numbers(dataset, held_out))
+    is_unseen |= ~(dataset.test | is_held_out | dealt(dataset, held_out, validate))
+    if is_unseen.any():
+        rows, unseen["unseen_domain"] = rows[~is_unseen[rows]], rows[is_unseen[rows]]
     is_test = _is_test(dataset, rows, held_out, test_fraction, rng)
     to_deal = rows[~is_test & ~dataset.test[rows]]
     if not is_test.any() or not len(to_deal):
@@ -281,6 +284,21 @@ def split(
     trains, valids, test, *more = _in_one_order(data, roles, every, first_row)
     never_seen = dict(zip(unseen, more, strict=True))
     return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen)
+
+
+def dealt(dataset: Dataset, *held_out: str | None) -> np.ndarray:
+    """Return which examples are for clients, [M] bool.
+
+    They are not of the official test split, and of a domain that has examples to train on and is
+    none of `held_out` (None: no domain).
+    """
+    free = ~dataset.test & ~np.isin(dataset.domain, _numbers(dataset, *held_out))
+    trains = free if dataset.valid is None else free & ~dataset.valid
+    return free & np.isin(dataset.domain, dataset.domain[trains])
+
+
+def _numbers(dataset: Dataset, *domains: str | None) -> list[int]:
+    return [number for number, name in enumerate(dataset.domains) if name in domains]
 
 
 def num_held_out(num_clients: int, share: float) -> int:

@@ -174,7 +174,7 @@ def test_data_that_are_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     texts.write_text("".join(f'"{4 * (i % 2)}","{i}","d","q","u","word{i}"\n' for i in range(40)))
     of_table, of_texts = (
         data_report.show(*options(tmp_path, dataset=str(path), model=model))
-        for path, model in ((table, "mlp"), (texts, "lstm"))
+        for path, model in ((table, "mlp"), (f"sentiment140:{texts}", "lstm"))
     )
     assert [line for line in cells(of_table) if line[0] in "01"] == [
         ["0", "39", "23.1", "0", "78"],
