@@ -11,7 +11,8 @@ class's logit through the head at the start of the round, averaged over position
 
 Jiang et al. 2025, "FedCFA: Alleviating Simpson's Paradox in Model Aggregation with Counterfactual
 Federated Learning" (AAAI; arXiv 2412.18904), Algorithm 1 and Eq. 3 to 12. The paper leaves open,
-and we chose, as in the authors' release: scores are signed, F and F_g are constants in the two
+and we chose, as in the authors' release: scores are signed (with `scores` "magnitude" the least are
+those near 0, the plain reading of factors that hardly matter), F and F_g are constants in the two
 counterfactual terms, and averages form a pool. Our own choices: the head computes scores in
 evaluation mode, which scores each example by itself; BatchNorm's statistics are those of real
 examples alone, whatever the weights (with `statistics` "all" those of all passes, as in the
@@ -172,6 +173,7 @@ class _Settings(NamedTuple):
     """The arguments of `fedcfa` for a local step."""
 
     top_k: int | None
+    scores: str
     swaps: dict[str, float | Array]  # by kind of counterfactuals its weight; none is known to be 0
     decorrelation_weight: float | Array
     detach: bool
@@ -227,7 +229,7 @@ def _counterfactual_losses(
     draw_key, body_key, *head_keys = jax.random.split(key, 2 + len(chosen.swaps))
     average_x, average_y = mean_examples.draw(visit.message.side, draw_key, len(batch.mask))
     average, body = model.encode(params.body, stats.body, average_x, batch.mask, True, body_key)
-    by_kind = _replacements(model, chosen.top_k, visit, batch, factors, average_y)
+    by_kind = _replacements(model, chosen, visit, batch, factors, average_y)
     kinds = [by_kind[name] for name in chosen.swaps]
     if chosen.detach:
         factors, average = jax.lax.stop_gradient((factors, average))
@@ -256,7 +258,7 @@ def _counterfactual_losses(
 
 def _replacements(
     model: types.Model,
-    top_k: int | None,
+    chosen: _Settings,
     visit: types.Visit,
     batch: types.Batch,
     factors: Array,
@@ -272,8 +274,10 @@ def _replacements(
         return jnp.where(is_true, logits, 0).sum(1)
 
     scores = factor_scores(true_logit, jax.lax.stop_gradient(factors))
+    if chosen.scores == "magnitude":
+        scores = jnp.abs(scores)
     num_factors = scores.shape[1]
-    num_replaced = default_top_k(num_factors) if top_k is None else top_k
+    num_replaced = default_top_k(num_factors) if chosen.top_k is None else chosen.top_k
     low, high = split_factors(scores, num_replaced)
     labels = jax.nn.one_hot(batch.y, average_y.shape[1])
     mixed = counterfactual_labels(labels, average_y, num_replaced, num_factors)
@@ -285,6 +289,7 @@ def fedcfa(
     work: types.Work,
     *,
     top_k: int | None = None,
+    scores: str = "signed",
     positive_weight: float | Array = 5.0,
     negative_weight: float | Array = 5.0,
     decorrelation_weight: float | Array = 0.1,
@@ -304,6 +309,8 @@ def fedcfa(
 
     Args:
       top_k: how many of the factors are replaced; None for three eighths of them, at least 1.
+      scores: what ranks factors, the gradients as they are, "signed" (as in the release: the lowest
+        speak against the true class most), or their "magnitude".
       positive_weight: weight of the counterfactuals that keep their label.
       negative_weight: weight of the counterfactuals whose label changes.
       decorrelation_weight: weight of the mean correlation of factors.
@@ -318,12 +325,13 @@ def fedcfa(
       mixable: preprocessed inputs -> the inputs to average, which the model must accept; needed for
         inputs that are neither 8-bit images nor in floating point.
     """
+    checks.one_of("scores", scores, ("signed", "magnitude"))
     checks.one_of("statistics", statistics, ("examples", "all"))
     weights = {"positive": positive_weight, "negative": negative_weight}
     for name, weight in (*weights.items(), ("decorrelation", decorrelation_weight)):
         checks.real(f"{name}_weight", weight)
     swaps = {name: weight for name, weight in weights.items() if not checks.is_known_zero(weight)}
-    chosen = _Settings(top_k, swaps, decorrelation_weight, detach, statistics)
+    chosen = _Settings(top_k, scores, swaps, decorrelation_weight, detach, statistics)
     side = mean_examples.side_state(
         model, combining=combining, rows=rows, chunk=chunk, mixable=mixable
     )

@@ -223,7 +223,12 @@ def entropy(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 def counterfactuals(
-    w: Weights, received: Weights, x: np.ndarray, y: np.ndarray, average_x: np.ndarray
+    w: Weights,
+    received: Weights,
+    x: np.ndarray,
+    y: np.ndarray,
+    average_x: np.ndarray,
+    scores_by: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sample by sample: F with the lowest, and with the highest, factors replaced."""
     positive, negative = factors_of(w[0], x), factors_of(w[0], x)
@@ -241,7 +246,7 @@ def counterfactuals(
                 )
                 slopes.append((up - down) / 2e-5)
             scores.append(np.mean(slopes))
-        ascending = np.argsort(scores)
+        ascending = np.argsort(np.abs(scores) if scores_by == "magnitude" else scores)
         positive[i][:, ascending[:TOP_K]] = other[:, ascending[:TOP_K]]
         negative[i][:, ascending[-TOP_K:]] = other[:, ascending[-TOP_K:]]
     return positive, negative
@@ -255,6 +260,7 @@ def objective(
     y: np.ndarray,
     average: tuple[np.ndarray, np.ndarray] | None,
     detach: bool,
+    scores: str,
 ) -> float:
     """Eq. 12 at w; now: where the step is taken from, at which constants are constant."""
     factors, labels = factors_of(w[0], x), np.eye(3)[y]
@@ -263,7 +269,7 @@ def objective(
         total += DECORRELATION * by_numpy(factors.mean(1))
     if average is not None:
         at = now if detach else w
-        positive, negative = counterfactuals(at, received, x, y, average[0])
+        positive, negative = counterfactuals(at, received, x, y, average[0], scores)
         share = TOP_K / CHANNELS
         total += POSITIVE * entropy(logits_of(w[1:], positive), labels)
         soft = share * average[1] + (1 - share) * labels
@@ -290,7 +296,9 @@ class Written(NamedTuple):
     average: tuple[np.ndarray, np.ndarray] | None  # the one row of the averages
 
 
-def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[Written]:
+def reference(
+    w: Weights, held: Federation, attend: Any, detach: bool, scores: str
+) -> list[Written]:
     """The states after each round; all averages are one row."""
     examples, average, found = linear.examples_of(held), None, []
     for cohort in attend:
@@ -299,7 +307,7 @@ def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[W
             now = w
             for _ in range(NUM_STEPS):
                 told = {"now": now, "received": w, "x": x, "y": y, "average": average}
-                at = partial(objective, **told, detach=detach)
+                at = partial(objective, **told, detach=detach, scores=scores)
                 now = tuple(a - RATE * g for a, g in zip(now, slopes(at, now), strict=True))
             moved.append([a - b for a, b in zip(now, w, strict=True)])
             sizes.append(len(y))
@@ -314,27 +322,34 @@ def reference(w: Weights, held: Federation, attend: Any, detach: bool) -> list[W
 
 
 @pytest.mark.parametrize(
-    ("combining", "detach", "attend"),
+    ("combining", "detach", "scores", "attend"),
     slow.after(
         1,
         [
             # The mean of means is the only row.
-            ("paper", True, ((0, 2), (1, 3, 4), (0, 2))),
+            ("paper", True, "magnitude", ((0, 2), (1, 3, 4), (0, 2))),
             # Of a single client, so that there is a single row.
-            ("pool", False, ((3,), (0,), (1, 2))),
+            ("pool", False, "signed", ((3,), (0,), (1, 2))),
         ],
     ),
 )
-def test_a_run_is_the_papers(combining: str, detach: bool, attend: Any) -> None:
+def test_a_run_is_the_papers(combining: str, detach: bool, scores: str, attend: Any) -> None:
     with jax.enable_x64(True):
         held = linear.held()
         work = local.full_batch(optax.sgd(RATE), capacity=8, num_steps=NUM_STEPS)
         algorithm = fedcfa.fedcfa(
-            MODEL, work, top_k=TOP_K, detach=detach, combining=combining, rows=1, **WEIGHTS
+            MODEL,
+            work,
+            top_k=TOP_K,
+            scores=scores,
+            detach=detach,
+            combining=combining,
+            rows=1,
+            **WEIGHTS,
         )
         first, *states = linear.run(algorithm, held, attend, model=MODEL)
         start = tuple(np.asarray(leaf) for leaf in jax.tree.leaves(first.server.variables.params))
-        wanted = reference(start, held, attend, detach)
+        wanted = reference(start, held, attend, detach, scores)
         for state, expected in zip(states, wanted, strict=True):
             got = state.server.side.averages
             np.testing.assert_allclose(got.x[0], expected.average[0], rtol=1e-9)
