@@ -11,15 +11,16 @@ of its own classifier, without d_L and history.
 
 Fang et al. 2025, "Drift-Aware Federated Learning: A Causal Perspective" (arXiv 2503.09116),
 Eq. 34b and 37. The paper leaves scale and gamma open; they are those of Tang et al. 2020,
-"Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum Causal Effect". The
-paper leaves open, and we chose: how a matrix becomes a direction (`drift_mode`), alpha and beta,
+"Long-Tailed Classification by Keeping the Good and Removing the Bad Momentum Causal Effect", whose
+direction, a moving average of features, is `drift_mode` "features". The paper leaves open, and we
+chose: how a matrix becomes a direction (the other modes), alpha and beta,
 how d_L becomes orthogonal to d_G, and that the classifiers of earlier batches are applied to the
 present features. Directions and earlier classifiers are constants for the gradient. The weights
 p_k of Eq. 16 are those of the uploads that arrived.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -159,11 +160,51 @@ def logits(features: Array, calibrated: Array, *, scale: float | Array) -> Array
     return scale * unit @ calibrated.T
 
 
+def local_loss(
+    features: Array,
+    classifier: Array,
+    labels: Array,
+    mask: Array,
+    global_direction: Array,
+    local_direction: Array,
+    past: Array,
+    num_past: Array | int,
+    *,
+    alpha: float | Array,
+    beta: float | Array,
+    gamma: float | Array | None,
+    scale: float | Array,
+    loss: types.Loss = objectives.cross_entropy,
+) -> tuple[Array, Array]:
+    """Return (the loss of a local step [], the classifier that the history adds [K, D]) (Eq. 34b).
+
+    Args:
+      features: h, [B, D].
+      classifier: w, [K, D].
+      labels: [B] int.
+      mask: [B] bool, which examples are real.
+      global_direction: as in `without`.
+      local_direction: as in `without`; zeros in the first step.
+      past: the sum of the calibrated classifiers of the round's earlier batches, [K, D].
+      num_past: how many these are.
+      alpha: share of the global direction to remove.
+      beta: share of the local direction to remove.
+      gamma: constant that is added to norms; None: rows keep their norms.
+      scale: the factor of the logits.
+      loss: of logits, labels and mask.
+    """
+    rows = classifier if gamma is None else rows_over_norms(classifier, gamma)
+    now = without(rows, global_direction, local_direction, alpha=alpha, beta=beta)
+    z = logits(features, (past + now) / (num_past + 1), scale=scale)
+    return loss(z, labels, mask), now
+
+
 class _History(NamedTuple):
     """A client's state from batch to batch of a round."""
 
     total: Array  # [K, D] sum of the past batches' calibrated classifiers
     num_batches: Array  # []
+    features: Tree = ()  # [D] moving average of the features, where they make the directions
 
 
 def _kernel(head: Tree) -> Array:
@@ -185,28 +226,36 @@ class _Settings(NamedTuple):
     gamma: float | Array
     scale: float | Array
     drift_mode: str
+    feature_decay: float | Array
     orthogonal_directions: bool
     parameter_calibration: bool
     history_average: bool
 
+    @property
+    def by_features(self) -> bool:
+        return self.drift_mode == "features"
+
+    @property
+    def shares(self) -> dict[str, Any]:
+        """Arguments of `local_loss`."""
+        gamma = self.gamma if self.parameter_calibration else None
+        return {"alpha": self.alpha, "beta": self.beta, "gamma": gamma, "scale": self.scale}
+
     def direction(self, head: Tree) -> Array:
         return DIRECTIONS[self.drift_mode](_kernel(head).T)
 
+    def global_direction(self, head: Tree, mean_features: Tree) -> Array:
+        return unit(mean_features) if self.by_features else self.direction(head)
+
     def local_direction(self, at: types.Local, global_direction: Array) -> Array:
         trace: types.Halves | None = optax.tree.get(at.opt_state, "trace")  # the momentum of sgd
-        if trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
+        if self.by_features:
+            direction = unit(at.carry.features)
+        elif trace is None:  # NaN where a traced beta is not 0, as nothing else can refuse it
             return jnp.full_like(global_direction, jnp.where(self.beta == 0, 0, jnp.nan))
-        direction = self.direction(trace.head)
+        else:
+            direction = self.direction(trace.head)
         return orthogonal(direction, global_direction) if self.orthogonal_directions else direction
-
-    def rows(self, classifier: Array, global_direction: Array, local_direction: Array) -> Array:
-        """q of one batch, [K, D]."""
-        q = rows_over_norms(classifier, self.gamma) if self.parameter_calibration else classifier
-        return without(q, global_direction, local_direction, alpha=self.alpha, beta=self.beta)
-
-    def of_history(self, history: _History, count: Array, now: Array) -> Array:
-        """The average of the round's classifiers up to the present one, [K, D]."""
-        return (history.total + now) / count if self.history_average else now
 
 
 def _gradient(
@@ -216,29 +265,61 @@ def _gradient(
 
     def grad_fn(at: types.Local, batch: types.Batch, key: Array) -> types.Step:
         (params, stats), history, mask = at.variables, at.carry, batch.mask
-        count = history.num_batches + 1
         body_key, _ = jax.random.split(key)  # as `models.apply` does
         local_direction = chosen.local_direction(at, global_direction)
+        past, number = history.total, history.num_batches
+        if not chosen.history_average:
+            past, number = jnp.zeros_like(past), jnp.zeros_like(number)
 
-        def risk(params: types.Halves) -> tuple[Array, tuple[types.Halves, Array]]:
+        def risk(params: types.Halves) -> tuple[Array, tuple[types.Halves, Array, Array]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             kernel = _kernel(params.head)
             features = _embedding(features, kernel.shape[0])
-            now = chosen.rows(kernel.T, global_direction, local_direction)
-            z = logits(features, chosen.of_history(history, count, now), scale=chosen.scale)
-            return loss(z, batch.y, mask), (types.Halves(body, stats.head), now)
+            directions = global_direction, local_direction
+            value, now = local_loss(
+                features,
+                kernel.T,
+                batch.y,
+                mask,
+                *directions,
+                past,
+                number,
+                loss=loss,
+                **chosen.shares,
+            )
+            return value, (types.Halves(body, stats.head), now, features)
 
-        (value, (after, now)), grads = jax.value_and_grad(risk, has_aux=True)(params)
-        return types.Step(grads, after, {"loss": value}, carry=_History(history.total + now, count))
+        (value, (after, now, features)), grads = jax.value_and_grad(risk, has_aux=True)(params)
+        carry = _History(history.total + now, history.num_batches + 1)
+        if chosen.by_features:
+            new = jax.vmap(objectives.masked_mean, (1, None))(features, mask)
+            decay = chosen.feature_decay
+            carry = carry._replace(features=decay * history.features + (1 - decay) * new)
+        return types.Step(grads, after, {"loss": value}, carry=carry)
 
     return grad_fn
+
+
+def _mean_features(weighting: str | aggregators.Weight) -> averaging.SideState:
+    """The mean of the clients' features, which the server sends beside the network."""
+    weight = aggregators.weight_of(weighting)
+    return averaging.SideState(
+        init=lambda setup: jnp.zeros_like(_kernel(setup.variables.params.head)[:, 0]),
+        send=lambda mean: mean,
+        upload=lambda visit, trained: (trained.local.carry.features, ()),
+        aggregate=aggregators.combine((aggregators.mean(weight), aggregators.weight_sum(weight))),
+        update=lambda old, new, delta: jnp.where(new[1] > 0, new[0], old),
+    )
 
 
 def _check(work: types.Work, chosen: _Settings) -> None:
     """Raise UsageError for wrong settings, and for local training without the momentum needed."""
     for name in ("alpha", "beta", "gamma", "scale"):
         checks.real(name, getattr(chosen, name))
-    checks.one_of("drift_mode", chosen.drift_mode, DIRECTIONS)
+    checks.real("feature_decay", chosen.feature_decay, 0, 1)
+    checks.one_of("drift_mode", chosen.drift_mode, (*DIRECTIONS, "features"))
+    if chosen.by_features:
+        return
     # A traced beta may be 0.
     if checks.is_concrete(chosen.beta) and not checks.is_known_zero(chosen.beta):
         some = types.Variables(types.Halves(jnp.zeros(1), jnp.zeros(1)), types.Halves((), ()))
@@ -256,6 +337,7 @@ def cafe(
     gamma: float | Array = 1 / 32,
     scale: float | Array = 16.0,
     drift_mode: str = "svd",
+    feature_decay: float | Array = 0.9,
     orthogonal_directions: bool = True,
     feature_calibration: bool = True,
     parameter_calibration: bool = True,
@@ -266,9 +348,9 @@ def cafe(
 ) -> types.Algorithm:
     """Return CAFE; the model's head must be one linear classifier, whose bias is not used.
 
-    The clients' optimizer must be sgd with momentum, unless beta is 0 or feature_calibration False;
-    without it a traced beta above 0 gives NaN. The paper has momentum 0.9, reset in each round, and
-    momentum on the server (`server_optimizer`), too.
+    The clients' optimizer must be sgd with momentum, unless beta is 0, drift_mode "features" or
+    feature_calibration False; without it a traced beta above 0 gives NaN. The paper has momentum
+    0.9, reset in each round, and momentum on the server (`server_optimizer`), too.
 
     Args:
       alpha: share of the global direction that is removed.
@@ -278,8 +360,11 @@ def cafe(
         of at most 1.
       drift_mode: how a matrix becomes a direction: "svd", its leading right-singular vector;
         "row_mean", the mean of its rows (with parameter_calibration, as the rows of a linear
-        softmax's gradient sum to 0); or "classwise", for each class its own row, which in serving
-        only scales the logits.
+        softmax's gradient sum to 0); "classwise", for each class its own row, which in serving only
+        scales the logits; or "features", in place of a matrix a moving average of the features, as
+        in Tang et al. 2020, whose mean over clients is sent beside the network.
+      feature_decay: decay of that average from batch to batch, below 1. It starts at 0 in each
+        round, so that a client of few batches sends a shorter one.
       orthogonal_directions: whether the local direction is made orthogonal to the global one.
       feature_calibration: whether the directions are removed; if not, alpha and beta are 0.
       parameter_calibration: whether the classifier's rows are divided by their norms.
@@ -289,16 +374,18 @@ def cafe(
     if not feature_calibration:
         alpha = beta = 0.0
     switches = orthogonal_directions, parameter_calibration, history_average
-    chosen = _Settings(alpha, beta, gamma, scale, drift_mode, *switches)
+    chosen = _Settings(alpha, beta, gamma, scale, drift_mode, feature_decay, *switches)
     _check(work, chosen)
 
     def gradient_from(visit: types.Visit) -> types.LocalGradFn:
         head = visit.message.variables.params.head
-        return _gradient(model, loss, chosen, chosen.direction(head))
+        direction = chosen.global_direction(head, visit.message.side)
+        return _gradient(model, loss, chosen, direction)
 
     def start(visit: types.Visit) -> types.Local:
         kernel = _kernel(visit.message.variables.params.head)
-        nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()))
+        features = jnp.zeros_like(kernel[:, 0]) if chosen.by_features else ()
+        nothing = _History(jnp.zeros_like(kernel.T), jnp.zeros(()), features)
         return work.init(visit.message.variables)._replace(carry=nothing)
 
     training = averaging.averaging(
@@ -308,6 +395,7 @@ def cafe(
         server_optimizer=server_optimizer,
         weighting=weighting,
         start=start,
+        side=_mean_features(weighting) if chosen.by_features else None,
     )
 
     def init_server(setup: types.Setup) -> servers.Server:
@@ -325,8 +413,9 @@ def cafe(
         real = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
         features, _ = model.encode(params.body, stats.body, x, real, False)
         kernel = _kernel(params.head)
-        direction = chosen.direction(params.head)
-        served = chosen.rows(kernel.T, direction, jnp.zeros_like(direction))
+        rows = rows_over_norms(kernel.T, gamma) if parameter_calibration else kernel.T
+        direction = chosen.global_direction(params.head, server.side)
+        served = without(rows, direction, jnp.zeros_like(direction), alpha=alpha, beta=beta)
         return logits(_embedding(features, kernel.shape[0]), served, scale=scale)
 
     return training._replace(init_server=init_server, predict=predict, own_outputs=True)

@@ -19,6 +19,7 @@ from fedjax_inv.algorithms import cafe
 from fedjax_inv.types import Array
 
 SERVER_RATE, SERVER_MOMENTUM = 1.3, 0.5
+DECAY = 0.7
 K, D = 4, 3  # of the kernels' tests
 SETTINGS = {"alpha": 0.4, "beta": 0.3, "gamma": 0.1, "scale": 3.0}
 
@@ -56,14 +57,16 @@ def calibrated(w: np.ndarray, d_g: np.ndarray, d_l: np.ndarray, c: Chosen) -> np
     return u - SETTINGS["alpha"] * project(u, d_g) - SETTINGS["beta"] * project(u, d_l)
 
 
-def trained(start: linear.Weights, x: np.ndarray, y: np.ndarray, c: Chosen) -> linear.Weights:
-    """A client's change by its steps: the chain rule by hand."""
+def trained(
+    start: linear.Weights, mean: np.ndarray, x: np.ndarray, y: np.ndarray, c: Chosen
+) -> tuple[linear.Weights, np.ndarray]:
+    """A client's change by its steps, and its mean features: the chain rule by hand."""
     body, w = start[0], start[1].T
-    d_g = direction(c.drift_mode, w)
+    d_g = direction(c.drift_mode, mean if c.drift_mode == "features" else w)
     velocity = [np.zeros_like(body), np.zeros_like(w)]
-    total = np.zeros_like(w)
+    total, mean = np.zeros_like(w), np.zeros(w.shape[1])
     for t in range(1, 1 + linear.NUM_STEPS):
-        d_l = direction(c.drift_mode, velocity[1])
+        d_l = direction(c.drift_mode, mean if c.drift_mode == "features" else velocity[1])
         if c.orthogonal_directions:
             d_l = normalised(d_l - project(d_l, d_g))
         q = calibrated(w, d_g, d_l, c)
@@ -88,7 +91,8 @@ def trained(start: linear.Weights, x: np.ndarray, y: np.ndarray, c: Chosen) -> l
         velocity = [linear.MOMENTUM * v + g for v, g in grads]
         body, w = body - linear.RATE * velocity[0], w - linear.RATE * velocity[1]
         total = total + q
-    return [body - start[0], w.T - start[1]]
+        mean = DECAY * mean + (1 - DECAY) * h.mean(0)
+    return [body - start[0], w.T - start[1]], mean
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,7 @@ def trained(start: linear.Weights, x: np.ndarray, y: np.ndarray, c: Chosen) -> l
     [
         Chosen("row_mean"),
         Chosen("classwise", orthogonal_directions=False),
+        Chosen("features"),
         Chosen(feature_calibration=False),
         Chosen(),
         *(
@@ -115,21 +120,25 @@ def test_cafe_is_its_formula(chosen: Chosen) -> None:
             linear.MODEL,
             linear.work(),
             server_optimizer=optax.sgd(SERVER_RATE, SERVER_MOMENTUM),
+            feature_decay=DECAY,
             **SETTINGS,
             **chosen._asdict(),
         )
         states = linear.run(algorithm, held)
         w, examples = linear.weights_of(states[0]), linear.examples_of(held)
-        velocity = [np.zeros_like(part) for part in w]
+        velocity, mean = [np.zeros_like(part) for part in w], np.zeros(3)
         for cohort, state in zip(linear.ATTEND, states[1:], strict=True):
             clients = linear.present(cohort)
-            ends = [trained(w, *examples[client], chosen) for client in clients]
-            moves = linear.mean(ends, [linear.SIZES[client] for client in clients])
+            ends = [trained(w, mean, *examples[client], chosen) for client in clients]
+            sizes = [linear.SIZES[client] for client in clients]
+            mean = np.average([end[1] for end in ends], 0, sizes)
+            moves = linear.mean([end[0] for end in ends], sizes)
             velocity = [SERVER_MOMENTUM * v + m for v, m in zip(velocity, moves, strict=True)]
             w = [a + SERVER_RATE * v for a, v in zip(w, velocity, strict=True)]
             linear.assert_weights(state, w)
             h = np.asarray(held.data.x) @ w[0]
-            q = calibrated(w[1].T, direction(chosen.drift_mode, w[1].T), np.zeros(3), chosen)
+            source = mean if chosen.drift_mode == "features" else w[1].T
+            q = calibrated(w[1].T, direction(chosen.drift_mode, source), np.zeros(3), chosen)
             z = SETTINGS["scale"] * h / np.sqrt((h**2).sum(1, keepdims=True) + 1e-12) @ q.T
             served = algorithm.predict(state.server, (), held.data.x)
             np.testing.assert_allclose(served, z, rtol=1e-9, atol=1e-11)
