@@ -125,12 +125,12 @@ def of_presets(name: str) -> Work:
         ready = assembled.plan(cell)  # for each target, as it depends on the platform
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
         data, inputs = layout.place(assembled.data, ready.inputs, shapes)
-        compiled = program.make(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
-        training = jax.eval_shape(compiled.init, data, inputs)
+        compiled = program.Program(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
+        training = jax.eval_shape(compiled.jitted.init, data, inputs)
         if mesh is not None:
             own = shapes(training.state.clients, NamedSharding(mesh, layout.client_spec))
             training = training._replace(state=training.state._replace(clients=own))
-        return Traced(compiled.rounds, (data, inputs, training, ready.part(0)))
+        return Traced(compiled.jitted.rounds, (data, inputs, training, ready.part(0)))
 
     return Work(trace, slots)
 

@@ -25,7 +25,7 @@ from fedjax_inv import local, models, program, schedules, streaming
 from fedjax_inv.algorithms import fedavg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import stored
-from fedjax_inv.devices import ClientShards, Layout, SharedExamples
+from fedjax_inv.devices import ClientShards, SharedExamples
 from fedjax_inv.inputs import Inputs
 from fedjax_inv.one_run import Experiment
 from fedjax_inv.types import Cohort, Tree
@@ -67,7 +67,9 @@ def inputs(num_clients: int) -> Inputs:
     return Inputs({}, seed, ClientShards(order, start, size), valid, test, none)
 
 
-def rate(made: program.Program, data: Any, given: Inputs, cohorts: Cohort) -> float:
+def rate(
+    made: program.Program | streaming.Streamed, data: Any, given: Inputs, cohorts: Cohort
+) -> float:
     """Rounds a second, by the median segment; the first one compiles."""
     training, times = made.init(data, given), []
     for first in range(0, cohorts.who.shape[1], _EVERY):
@@ -92,8 +94,8 @@ def rows(options: Options) -> Iterator[Row]:
     given, source = inputs(options.clients), stored.of_arrays(x, y)
     model = models.mlp(10)
     work = local.epochs(optax.sgd(0.1), batch_size=10)
-    resident = program.make(Experiment(model, lambda hyper: fedavg.fedavg(model, work)))
-    streamed = streaming.streamed(resident, source, given, cohorts, Layout(), every=_EVERY)
+    resident = program.Program(Experiment(model, lambda hyper: fedavg.fedavg(model, work)))
+    streamed = streaming.Streamed(resident, source, given, cohorts, every=_EVERY)
     speed = rate(streamed, None, given, cohorts)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     sampled, who = np.unique(cohorts.who, return_inverse=True)

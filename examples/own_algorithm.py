@@ -44,4 +44,5 @@ def main() -> float:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", 2)  # two cores of a CPU share the clients
     main()

@@ -22,6 +22,7 @@ Axis letters: R runs, k_r x k_c devices that share runs x clients, N shards, l r
 of one device.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -228,6 +229,7 @@ class Layout(NamedTuple):
         def on_device(data: types.Examples, inputs: Tree, *rest: Tree) -> Tree:
             return fn(*(local_view(data, inputs) if self.own else (data, inputs)), *rest)
 
+        @functools.wraps(fn)  # whose name a profile shows
         def run(data: types.Examples, inputs: Tree, *rest: Tree) -> Tree:
             in_specs = (self._data_spec, self._specs(inputs), *others)
             return axes.over(mesh, on_device, in_specs, results)(data, inputs, *rest)
@@ -290,7 +292,7 @@ class Layout(NamedTuple):
 
     def _padded(self, leaf: Array) -> Array:
         """Repeat the last of the runs [R, ...] until the devices share them evenly."""
-        return leaf[_evenly(leaf.shape[0], self.run_devices)]
+        return _at(leaf, 0, _evenly(leaf.shape[0], self.run_devices))
 
     def place_runs(self, tree: T) -> T:
         """Place a tree of arrays [R, ...], equal on each process, as the program expects them."""
@@ -306,7 +308,7 @@ class Layout(NamedTuple):
         states = jax.tree.map(self._padded, states)
         if self._client_name is not None:
             states = jax.tree.map(
-                lambda leaf: leaf[:, _evenly(leaf.shape[1], self.client_devices)], states
+                lambda leaf: _at(leaf, 1, _evenly(leaf.shape[1], self.client_devices)), states
             )
         return _put(states, self._sharding(self.client_spec))
 
@@ -338,6 +340,7 @@ class Layout(NamedTuple):
         return jax.tree.map(leaf, tree)
 
 
+ONE_DEVICE = Layout()
 _PART_FOR_DATA = 0.5  # of a CPU's memory, for the examples of all its devices
 _PART_FOR_STREAM = 0.7  # of the memory; examples that need more stay on the host
 
@@ -345,8 +348,7 @@ _PART_FOR_STREAM = 0.7  # of the memory; examples that need more stay on the hos
 class Devices(NamedTuple):
     """The devices that runs may use, and what each of them holds and trains at once."""
 
-    # How many; None: all that help and fit into memory. If JAX has not computed anything yet, each
-    # core of a CPU becomes a device.
+    # How many of JAX's devices; None: all that help and fit into memory.
     number: int | None = None
     # Whether a device holds only the examples and states of its own clients; None: where several
     # devices share the clients of a run and all of these attend.
@@ -412,6 +414,15 @@ def _evenly(number: int, num_devices: int) -> np.ndarray:
     """Return 0..number - 1, and the last again until the devices share them evenly."""
     count = clients_per_device(number, num_devices) * num_devices
     return np.minimum(np.arange(count), number - 1)
+
+
+def _at(array: Array, axis: int, index: np.ndarray) -> Array:
+    """Return entries of an axis, taken on the host, where nothing is compiled for each shape."""
+    if len(index) == array.shape[axis]:
+        return array
+    if _is_key(array):
+        return jax.random.wrap_key_data(_at(jax.random.key_data(array), axis, index))
+    return np.take(on_host(array), index, axis)  # type: ignore[return-value]
 
 
 def on_host(array: Array) -> np.ndarray:

@@ -111,7 +111,9 @@ def fit(
         `schedules.attending(cohort=10, dropout=0.1)`; each seed has its own key. An algorithm on
         the pooled examples of all clients (`erm`) uses none.
       evaluations: when and how runs are evaluated, or how many rounds lie between evaluations.
-      devices: the devices that share the runs and their clients, or their number.
+      devices: the devices that share the runs and their clients, or their number; by default those
+        of JAX that help. A CPU is one device, unless each core becomes one before JAX starts:
+        `jax.config.update("jax_num_cpu_devices", 2)`.
       callbacks: what acts after each evaluation (`callbacks`), or functions of the result so far;
         if one answers True or a text, the training ends. The error of one has the result as
         `fitted`.
@@ -161,7 +163,6 @@ def plan(
     loss, grid = settings.pop("loss", None), grid or {}
     check_settings(algorithm, {**settings, **_values(grid)}, {"seed": 0, **LOCAL})
     runs, fixed = _runs(settings, grid, facts.infinite, is_scheduled=factor is not None)
-    platforms.make_devices(devices.number or platforms.cores())
 
     splits = _splits(clients, _seeds(runs), test, validation)
     model = model if splits.render is None else models.painted(model, splits.render)

@@ -461,7 +461,7 @@ def seen(schedule: types.Cohort, results: Sequence[Result]) -> Tree:
     found = []
     for t, (_, reports) in enumerate(results):
         who, there, _ = tree.take(schedule, t)
-        for metrics, present, finite, size in reports:
+        for metrics, present, finite, size, _ in reports:
             assert not present[~there].any(), "an empty slot is reported as present"
             assert finite[~there].all(), "an empty slot is reported as not finite"
             columns: dict[str, Any] = {"present": present, "finite": finite, "size": size}

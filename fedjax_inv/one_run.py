@@ -3,15 +3,14 @@
 Axis letter: G groups of validation clients. Nothing here has an axis R: `program` adds it.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_inv import (
-    communication,
     evaluation,
     models,
     objectives,
@@ -20,6 +19,7 @@ from fedjax_inv import (
     stopping,
     types,
 )
+from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.inputs import Inputs
 from fedjax_inv.types import Array, Tree
@@ -27,7 +27,8 @@ from fedjax_inv.types import Array, Tree
 _BATCH, _BATCH_ON_CPU = 512, 64  # the examples of an evaluation's batch
 
 
-class Experiment(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Experiment:
     """The settings that all runs of a program have in common."""
 
     model: types.Model
@@ -40,7 +41,7 @@ class Experiment(NamedTuple):
     history: int = 1  # H, how many broadcasts are kept: one more than the longest delay
     pooled: bool = False  # whether training is on one client, validation on others
     # hyperparameter -> (round [], from 0) -> the factor that it is multiplied by in that round
-    schedules: Mapping[str, Callable[[Array], Array]] = {}
+    schedules: Mapping[str, Callable[[Array], Array]] = dataclasses.field(default_factory=dict)
     loss: types.Loss = objectives.cross_entropy  # of evaluations
     score: types.Loss = objectives.accuracy
     precision: str = "default"  # of products on GPUs and TPUs, as in `platforms.products_at`
@@ -78,6 +79,7 @@ class Played(NamedTuple):
     attended: Array  # [T, exchanges] int32, clients that took part
     broken: Array  # [T] int32, the first client that produced a NaN or infinity, -1 if none did
     watched: dict[str, Array]  # train and test: score after every round [T]; or empty
+    traffic: tuple[Traffic, ...]  # of a client in each exchange
 
 
 class Outcome(NamedTuple):
@@ -95,6 +97,7 @@ class Outcome(NamedTuple):
     stops: stopping.Stops
     detailed: DetailedScores | None = None
     unseen: Mapping[str, evaluation.Scores] = {}  # by the names of `Inputs.unseen`, each [1]
+    traffic: tuple[Traffic, ...] = ()  # as in `Played`; of no rounds 0
 
 
 Shards = ClientShards | SharedExamples
@@ -113,24 +116,8 @@ def first_network(experiment: Experiment, inputs: Inputs, x: Tree) -> types.Vari
     return variables
 
 
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def _at_precision(
-    method: "Callable[Concatenate[OneRun, _Arguments], _Result]",
-) -> "Callable[Concatenate[OneRun, _Arguments], _Result]":
-    """Return the method, traced at the experiment's precision of products."""
-
-    @functools.wraps(method)
-    def traced(run: "OneRun", *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        with platforms.products_at(run.experiment.precision):
-            return method(run, *args, **kwargs)
-
-    return traced
-
-
-class OneRun(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class OneRun:
     """The functions of one run.
 
     Their arguments are `data`, which all runs share, and this run's `inputs`, `training` or `state`
@@ -159,7 +146,6 @@ class OneRun(NamedTuple):
             axis=self.axis,
         )
 
-    @_at_precision
     def start(self, data: types.Examples, inputs: Inputs) -> Training:
         """Return the training before the first round."""
         state, thresholds = self.state(data, inputs), self.experiment.thresholds
@@ -180,7 +166,6 @@ class OneRun(NamedTuple):
             drop_nonfinite=self.experiment.drop_nonfinite,
         )
 
-    @_at_precision
     def advance(
         self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
@@ -201,9 +186,9 @@ class OneRun(NamedTuple):
             attended=jnp.stack([report.present.sum(1) for report in reports], axis=-1),
             broken=_first([_first_broken(report, cohorts.who) for report in reports]),
             watched=watched,
+            traffic=tuple(report.traffic for report in reports),
         )
 
-    @_at_precision
     def assess(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         sets = self.held_out(inputs)
@@ -221,6 +206,7 @@ class OneRun(NamedTuple):
             attended=jnp.zeros((0, exchanges), jnp.int32),
             broken=jnp.zeros(0, jnp.int32),
             watched={kind: jnp.zeros(0) for kind in ("train", "test") if inputs.watched},
+            traffic=(Traffic(0, 0),) * exchanges,
             valid=self.by_group(inputs, valid),
             test=test,
             stops=training.stops,
@@ -279,7 +265,6 @@ class OneRun(NamedTuple):
         """Return the scores of all clients together, each [1]."""
         return evaluation.by_group(scores, jnp.zeros_like(scores.size), 1)
 
-    @_at_precision
     def evaluate_each(
         self,
         data: types.Examples,
@@ -304,12 +289,6 @@ class OneRun(NamedTuple):
             loss=self.experiment.loss,
             score=self.experiment.score,
         )
-
-    def traffic(self, data: types.Examples, inputs: Inputs) -> list[communication.Traffic]:
-        """Return the bytes that a client downloads and uploads in each exchange."""
-        state = jax.eval_shape(self.state, data, inputs)
-        federation = types.Federation(data, *inputs.train)
-        return [*communication.traffic(self.algorithm(inputs), state, federation)]
 
 
 def _first_broken(report: rounds.Report, who: Array) -> Array:

@@ -1,6 +1,7 @@
 """R runs that are ready to train: their program and its inputs, and the training itself."""
 
 import contextlib
+import dataclasses
 import functools
 import signal
 import threading
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, platforms, program, streaming, types
+from fedjax_inv import checks, platforms, types
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
@@ -23,6 +24,7 @@ from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.inputs import Inputs, Run
 from fedjax_inv.one_run import Experiment, Outcome
 from fedjax_inv.program import Program
+from fedjax_inv.streaming import Streamed
 from fedjax_inv.task import Task
 
 
@@ -67,14 +69,15 @@ class Evaluations(NamedTuple):
                 raise UsageError(f"evaluations.{name}", True, "needs evaluations.thresholds")
 
 
-class Plan(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
     """R runs that are ready to be compiled and trained."""
 
     runs: tuple[Run, ...]  # their seeds, and the hyperparameters of the grid
     rounds: int  # T
     evaluations: Evaluations
     experiment: Experiment
-    program: Program
+    program: Program | Streamed
     layout: Layout
     data: types.Examples
     inputs: Inputs
@@ -106,7 +109,7 @@ class Plan(NamedTuple):
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
         layout = devices.layout(len(runs), cohorts.who.shape[2], num_clients, num_bytes)
         at_once = 1 if platforms.on_cpu() else 0
-        made = program.make(
+        program = Program(
             experiment,
             client_chunk=at_once if devices.client_chunk is None else devices.client_chunk,
             run_chunk=at_once if devices.run_chunk is None else devices.run_chunk,
@@ -116,7 +119,7 @@ class Plan(NamedTuple):
             runs=tuple(runs),
             rounds=cohorts.who.shape[1],
             experiment=experiment,
-            program=made,
+            program=program,
             layout=layout,
             data=data,
             inputs=inputs,
@@ -135,21 +138,17 @@ class Plan(NamedTuple):
         """Return the plan with its data and inputs on the devices, or read from the host."""
         if self.is_placed:
             return self
+        place = functools.partial(dataclasses.replace, self, is_placed=True)
         if self.streams:
-            made = streaming.streamed(
-                self.program,
-                stored.of_arrays(*self.data),
-                self.inputs,
-                self.cohorts,
-                self.layout,
-                every=self.evaluations.every,
-            )
+            assert not isinstance(self.program, Streamed)
+            source, every = stored.of_arrays(*self.data), self.evaluations.every
+            program = Streamed(self.program, source, self.inputs, self.cohorts, every=every)
             # Its programs are compiled by its first calls, which read the examples, too.
-            return self._replace(program=made, is_placed=True, is_compiled=True)
+            return place(program=program, is_compiled=True)
         if self.layout.mesh is None:
-            return self._replace(data=federation.on_device(self.data), is_placed=True)
+            return place(data=federation.on_device(self.data))
         data, inputs = self.layout.place(self.data, self.inputs)
-        return self._replace(data=data, inputs=inputs, is_placed=True)
+        return place(data=data, inputs=inputs)
 
     def part(self, first: int) -> types.Cohort:
         """Return the cohorts of the segment that begins with a round.
@@ -159,7 +158,8 @@ class Plan(NamedTuple):
         every = self.evaluations.every
         end = first - first % every + every
         part = jax.tree.map(lambda leaf: leaf[:, first:end], self.cohorts)
-        if jax.config.values["jax_disable_jit"] or jax.config.values["jax_debug_nans"]:
+        flags: Any = jax.config
+        if flags.jax_disable_jit or flags.jax_debug_nans:
             # Operations one by one cannot index a NumPy array by a loop's counter.
             part = jax.tree.map(jnp.asarray, part)
         return part
@@ -178,32 +178,32 @@ class Plan(NamedTuple):
         Nothing is computed.
         """
         plan = self.placed()
-        if plan.streams:
+        if isinstance(plan.program, Streamed):
             return plan
-        made, data, inputs = plan.program, plan.data, plan.inputs
-        compiled = made.init.lower(data, inputs).compile()
+        jitted, data, inputs = plan.program.jitted, plan.data, plan.inputs
+        compiled = jitted.init.lower(data, inputs).compile()
 
         def placed(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
             if len(sharding.device_set) == 1:
                 return shape  # as arrays on the only device, which are bound to no device
             return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
-        shapes = jax.eval_shape(made.init, data, inputs)
+        shapes = jax.eval_shape(jitted.init, data, inputs)
         states = jax.tree.map(placed, shapes, compiled.output_shardings)
-        made.traffic(data, inputs)  # which it keeps
-        made.evaluate.lower(data, inputs, states).compile()
+        jitted.evaluate.lower(data, inputs, states).compile()
         for part in plan._parts().values():
-            made.rounds.lower(data, inputs, states, part).compile()
-        return plan._replace(is_compiled=True)
+            jitted.rounds.lower(data, inputs, states, part).compile()
+        return dataclasses.replace(plan, is_compiled=True)
 
     def trace(self) -> None:
         """Trace the rounds and the evaluation, to find mistakes before anything is computed."""
         plan = self.placed()
-        if plan.streams:
+        if isinstance(plan.program, Streamed):
             return
-        states = jax.eval_shape(plan.program.init, plan.data, plan.inputs)
-        jax.eval_shape(plan.program.evaluate, plan.data, plan.inputs, states)
-        jax.eval_shape(plan.program.rounds, plan.data, plan.inputs, states, plan.part(0))
+        jitted, arguments = plan.program.jitted, (plan.data, plan.inputs)
+        states = jax.eval_shape(jitted.init, *arguments)
+        jax.eval_shape(jitted.evaluate, *arguments, states)
+        jax.eval_shape(jitted.rounds, *arguments, states, plan.part(0))
 
     def train(self, callbacks: Sequence[Callback | Callable[[Fitted], object]] = ()) -> Fitted:
         """Train all runs, and return them.
@@ -226,28 +226,31 @@ class Plan(NamedTuple):
                 if not fitted.round:
                     raise
                 fitted.stopped = "interrupt"
-        fitted.plan = plan._replace(data=plan.sample)  # a result does not hold the examples
+        fitted.plan = dataclasses.replace(
+            plan, data=plan.sample
+        )  # a result does not hold the examples
         return fitted
 
     def _train(self, fitted: Fitted, callbacks: Sequence[Callback]) -> None:
-        made, data, inputs = self.program, self.data, self.inputs
+        program, data, inputs = self.program, self.data, self.inputs
         is_new = fitted.training is None
         if fitted.training is None:
-            fitted.training = made.init(data, inputs)
+            fitted.training = program.init(data, inputs)
         with Ahead() as ahead:
             if not (self.is_compiled or fitted.is_over):
                 self._compile_ahead(ahead, fitted)
             if is_new and self.evaluations.start:
                 ahead.take("evaluation", lambda: None)
-                fitted.add(made.gathered(made.evaluate(data, inputs, fitted.training)), 0)
+                outcome = program.evaluate(data, inputs, fitted.training)
+                fitted.add(program.gathered(outcome), 0)
                 _act(callbacks, fitted)
             while not (fitted.is_over or fitted.stopped):
                 for name in (fitted.round, "evaluation"):
                     ahead.take(name, lambda: None)
                 with _interrupted_at_end():
                     part = self.part(fitted.round)
-                    fitted.training, outcome = made.segment(data, inputs, fitted.training, part)
-                    outcome = made.gathered(outcome)
+                    fitted.training, outcome = program.segment(data, inputs, fitted.training, part)
+                    outcome = program.gathered(outcome)
                     self._look_for_nonfinite(outcome, fitted)
                     fitted.add(outcome, part.who.shape[1])
                     _act(callbacks, fitted)
@@ -256,7 +259,8 @@ class Plan(NamedTuple):
         """Compile the programs in threads: each one while those before it compute."""
         if jax.process_count() > 1:  # processes must compile in the same order
             return
-        evaluate, rounds = self.program.evaluate, self.program.rounds
+        assert not isinstance(self.program, Streamed)  # which its first calls compile
+        _, rounds, evaluate, _ = self.program.jitted
         arguments = self.data, self.inputs, fitted.training
 
         def compile_rounds(part: types.Cohort) -> None:

@@ -142,7 +142,10 @@ def check_memory(
 
 
 def make_devices(number: int) -> None:
-    """Make so many CPU cores JAX's devices, at most all, unless JAX has started or has a number."""
+    """Make so many CPU cores JAX's devices, at most all, unless JAX has started or has a number.
+
+    It is for a program's first lines, as it changes the process: `fit` leaves that alone.
+    """
     wanted = min(number, cores())
     if wanted > 1 and getattr(jax.config, "jax_num_cpu_devices", 0) < 1:
         with contextlib.suppress(RuntimeError):  # JAX has started
@@ -163,7 +166,8 @@ def devices(number: int | None = None) -> list[jax.Device]:
     if number > len(there):
         text = f"must be at most {len(there)}, the devices that JAX has"
         if is_cpu:
-            text += "; each core of a CPU becomes a device only if nothing uses JAX before"
+            text += '; before JAX starts, jax.config.update("jax_num_cpu_devices", '
+            text += f"{number}) makes a CPU so many"
         raise UsageError("devices", number, text)
     return there[:number]
 

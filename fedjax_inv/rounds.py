@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import checks, devices, tree, types
+from fedjax_inv import checks, communication, devices, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Axis
 from fedjax_inv.types import Array, Tree
@@ -41,6 +41,7 @@ class Report(NamedTuple):
     present: Array  # [S] bool, took part and had examples
     finite: Array  # [S] bool, false = its reply held a NaN or an infinity
     size: Array  # [S] int32, examples of the client
+    traffic: communication.Traffic  # of a client
 
 
 class _Result(NamedTuple):
@@ -172,6 +173,7 @@ def _exchange(
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
     (upload, _), shapes = jax.eval_shape(client, tree.take(turns, 0))
+    down, up = communication.size((message, undelayed)), communication.size(upload)
     chex.assert_trees_all_equal_shapes(shapes.metrics, dict.fromkeys(shapes.metrics, state.round))
     start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
@@ -195,7 +197,8 @@ def _exchange(
         clients=tree.put(state.clients, jnp.where(wrote, where, nowhere), own),
         broadcast_history=tuple(histories),
     )
-    return state, Report(metrics, present, finite | ~slots.present, slots.size)
+    traffic = communication.Traffic(down, up)
+    return state, Report(metrics, present, finite | ~slots.present, slots.size, traffic)
 
 
 def step(
@@ -249,3 +252,19 @@ def run(
 
     with jax.named_scope("rounds"):
         return jax.lax.scan(body, state, schedule)
+
+
+def traffic(
+    algorithm: types.Algorithm, state: State, federation: types.Federation
+) -> tuple[communication.Traffic, ...]:
+    """Return the bytes that a client downloads and uploads in each exchange of a round.
+
+    Only shapes are computed; the state and the federation may be shapes, too.
+    """
+
+    def reports(state: State, federation: types.Federation) -> tuple[Report, ...]:
+        one = jnp.zeros(1, jnp.int32)
+        cohort = types.Cohort(one, one == 0, one)
+        return step(algorithm, state, cohort, federation, axis=devices.vmapped())[1]
+
+    return tuple(report.traffic for report in jax.eval_shape(reports, state, federation))

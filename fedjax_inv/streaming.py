@@ -32,60 +32,86 @@ from fedjax_inv.types import Tree
 PART_BYTES = 2**30  # of the examples of a part
 
 
-def streamed(
-    made: Program,
-    source: Stored,
-    inputs: Inputs,
-    cohorts: types.Cohort,
-    layout: Layout,
-    *,
-    every: int,
-    part_bytes: int = PART_BYTES,
-) -> Program:
-    """Return a program for examples that stay on the host; its functions are those of `made`.
+class Streamed:
+    """A program for examples that stay on the host, with the methods of a `Program`.
 
-    `data` is not looked at, and `rounds` takes the cohorts that follow those of the rounds before.
+    `data` are not looked at, and `rounds` takes the cohorts that follow those of the rounds before.
     In the inputs nothing is watched, and the layout has `own=False`: each device holds the examples
     of a whole part, and two parts at once. `rounds` plays `every` rounds, and a part is a divisor
     of that many whose examples fit into `part_bytes`; one round may need more.
     """
-    if layout.own:
-        raise UsageError("layout", ..., "must have own=False")
-    if inputs.watched is not None:
-        raise UsageError("inputs", ..., "must have no watched examples")
-    parts = _Parts(source, inputs, cohorts, layout, every, part_bytes)
-    start = parts.without_rows()
 
-    def init(data: types.Examples, inputs: Inputs) -> Training:
-        return made.init(*start)
+    def __init__(
+        self,
+        program: Program,
+        source: Stored,
+        inputs: Inputs,
+        cohorts: types.Cohort,
+        *,
+        every: int,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        """Stream the rows of a source; nothing is read yet."""
+        if program.layout.own:
+            raise UsageError("layout", ..., "must have own=False")
+        if inputs.watched is not None:
+            raise UsageError("inputs", ..., "must have no watched examples")
+        self._program = program
+        self._parts = _Parts(source, inputs, cohorts, program.layout, every, part_bytes)
+        self._start = self._parts.without_rows()
 
-    def play(
-        data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
+    def init(self, data: types.Examples, inputs: Inputs) -> Training:
+        """Return the training before the first round."""
+        return self._program.init(*self._start)
+
+    def rounds(
+        self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
+        """Play the next rounds, part by part."""
+        parts = self._parts
         done, reports = int(np.ravel(training.state.round)[0]), []
         for at in range(0, cohorts.who.shape[1], parts.length):
             part = parts.of_rounds(done + at)
             jax.block_until_ready(training)  # or parts would pile up on the devices
             now = _rounds(cohorts, at, parts.length)
-            training, played = made.rounds(*part, training, now)
+            training, played = self._program.rounds(*part, training, now)
             parts.read_ahead(done + at + parts.length)
             reports.append(played)
         if len(reports) == 1:
             return training, reports[0]
         return training, jax.tree.map(lambda *leaves: np.concatenate(leaves, 1), *reports)
 
-    def evaluate(data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
+    def evaluate(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
+        """Evaluate part by part, and return the outcome of no rounds."""
+        parts, evaluate = self._parts, self._program.evaluate
         if parts.num_evaluated == 1:
-            return made.evaluate(*parts.first_evaluated, training)
-        outcomes = (made.evaluate(*part, training) for part in parts.evaluated())
+            return evaluate(*parts.first_evaluated, training)
+        outcomes = (evaluate(*part, training) for part in parts.evaluated())
         return _together([jax.device_get(outcome) for outcome in outcomes])
 
-    like_compiled: dict[str, Any] = {"init": init, "rounds": play, "evaluate": evaluate}
-    return made._replace(
-        traffic=lambda data, inputs: made.traffic(*start),
-        shapes=lambda data, inputs: made.shapes(*start),
-        **like_compiled,
-    )
+    def segment(
+        self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
+    ) -> tuple[Training, Outcome]:
+        """Play rounds, then evaluate."""
+        training, played = self.rounds(data, inputs, training, cohorts)
+        outcome = self.evaluate(data, inputs, training)
+        return training, outcome._replace(**played._asdict())
+
+    def shapes(self, data: types.Examples, inputs: Inputs) -> Training:
+        """Return the shapes of stored training."""
+        return self._program.shapes(*self._start)
+
+    def stored(self, inputs: Inputs, training: Training) -> Training:
+        """Return training with the states of all clients, as `Program.stored` does."""
+        return self._program.stored(inputs, training)
+
+    def placed(self, training: Training) -> Training:
+        """Return stored training as the program expects it."""
+        return self._program.placed(training)
+
+    def gathered(self, tree: Tree) -> Tree:
+        """Return arrays [R, ...] of all devices on the host."""
+        return self._program.gathered(tree)
 
 
 def _rounds(cohorts: types.Cohort, first: int, count: int) -> types.Cohort:

@@ -1,6 +1,7 @@
 """What the tests of the binaries share: runs stopped on demand, and what is in a run folder."""
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -96,8 +97,8 @@ def others(chosen: Config, names: Collection[str]) -> dict[str, Any]:
 def changed(job: cells.Job, **values: Any) -> cells.Job:
     """The job with other flags that leave its program as it is."""
     chosen = with_flags(job.config, **values)
-    plan = assemble.assemble(chosen).plan(job.cell)._replace(program=job.plan.program)
-    return job._replace(config=chosen, plan=plan.placed()._replace(is_compiled=True))
+    plan = dataclasses.replace(assemble.assemble(chosen).plan(job.cell), program=job.plan.program)
+    return job._replace(config=chosen, plan=dataclasses.replace(plan.placed(), is_compiled=True))
 
 
 def halved(job: cells.Job, folder: Path) -> Path:

@@ -21,6 +21,7 @@ from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
+from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
 from .. import assemble, factories, grid, machine
@@ -79,7 +80,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # one thread at a time places
-        self._programs: dict[Hashable, program.Program] = {}  # the last used is last
+        self._programs: dict[Hashable, program.Program | Streamed] = {}  # the last used is last
         # The last examples that lie whole on each device of a mesh, and what they were.
         self._examples: tuple[Examples, Mesh, Examples] | None = None
 
@@ -92,13 +93,13 @@ class Programs:
             self._programs[key] = self._programs.pop(key, plan.program)
             for oldest in [*self._programs][:-_MOST_PROGRAMS]:
                 del self._programs[oldest]
-            plan = plan._replace(program=self._programs[key], is_compiled=is_old)
+            plan = dataclasses.replace(plan, program=self._programs[key], is_compiled=is_old)
             if plan.streams or plan.layout.own or plan.layout.mesh is None:
                 return plan.placed()
             source, mesh, last = plan.data, plan.layout.mesh, self._examples
             is_last = last and all(map(operator.is_, last[0], source))
             if last and is_last and last[1] == mesh:
-                plan = plan._replace(data=last[2])
+                plan = dataclasses.replace(plan, data=last[2])
             plan = plan.placed()
             self._examples = source, mesh, plan.data
             return plan

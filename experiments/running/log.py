@@ -62,14 +62,13 @@ class Log(Callback):
 
         Raises UsageError if the log does not reach that round.
         """
-        folder, done, plan = self._path.parent, fitted.round, fitted.plan
+        folder, done = self._path.parent, fitted.round
         self.lines = read(folder, done) if done else []
         last = [line.run for line in self.lines if line.round == done]
         if done and last != [*range(len(fitted.runs))]:
             text = f"lacks lines of round {done}, which has a checkpoint; put a copy in its place"
             raise UsageError(str(self._path), ..., f"{text}, or delete {folder} to begin anew")
         self._start = time.monotonic() - (self.lines[-1].seconds if self.lines else 0.0)
-        self._traffic = plan.program.traffic(plan.data, plan.inputs)
         files.write(self._path, _texts(self.lines))
 
     def evaluated(self, fitted: Fitted) -> None:
@@ -80,7 +79,7 @@ class Log(Callback):
             self._cell,
             fitted.plan.groups,
             fitted.outcome,
-            self._traffic,
+            fitted.outcome.traffic,
             done=fitted.round,
             seconds=time.monotonic() - self._start,
             drops=evaluations.nonfinite == "drop",

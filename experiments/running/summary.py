@@ -80,7 +80,7 @@ def lines(
                 ended=int(stops.max()) if stops.size and stops.all() else None,
                 dropped=int(broken) if drops else None,
                 seconds=round(seconds, 3),
-                bytes=int(attended.sum(0) @ np.array(traffic).sum(1)),
+                bytes=int(attended.sum(0) @ np.array([each.down + each.up for each in traffic])),
             )
         )
     return _with_left_out(records, measure)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import federations
 import linear_networks as linear
 from federations import assert_equal
-from fedjax_inv import communication, fit, models
+from fedjax_inv import communication, fit, models, rounds
 from fedjax_inv import tree as trees
 from fedjax_inv.algorithms import fedbn
 from fedjax_inv.checks import UsageError
@@ -107,7 +107,7 @@ def test_fedbn_is_a_loop_over_clients() -> None:
                 expected = (x @ w[0] - running) * scale @ w[1]
                 np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-11)
         # Only shared variables come down.
-        (traffic,) = communication.traffic(algorithm, first, held)
+        (traffic,) = rounds.traffic(algorithm, first, held)
         assert traffic == communication.Traffic(down=8 * (12 + 9), up=8 * (12 + 9 + 3 + 3))
 
 

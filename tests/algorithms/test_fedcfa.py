@@ -1,5 +1,6 @@
 """FedCFA: its kernels against closed forms, its rounds against the paper's in NumPy, in float64."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -407,14 +408,18 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
             return rounds.init(algorithm, federations.initial(model, key), federation, key)
 
         state = jax.eval_shape(start, jax.random.key(0))
-        (told,) = communication.traffic(algorithm, state, federation)
+        (told,) = rounds.traffic(algorithm, state, federation)
         return told
 
     row = 4 * 36 + 4 * 3 + 1
     network = 4 * ((36 + 1) * 7 + (7 + 1) * 3)
-    assert traffic() == (network + 5 * 2 * row, network + 2 * row)
-    assert traffic(combining="paper") == (network + 2 * row, network + 2 * row)
-    assert traffic(positive_weight=0.0, negative_weight=0) == (network, network)
+    averages = 2 * row
+    expected = communication.Traffic(network + 5 * averages, network + averages)
+    assert traffic() == expected
+    assert traffic(combining="paper") == dataclasses.replace(expected, down=network + averages)
+    assert traffic(positive_weight=0.0, negative_weight=0) == communication.Traffic(
+        network, network
+    )
 
 
 def test_by_default_three_eighths_of_the_factors_are_replaced() -> None:

@@ -93,7 +93,7 @@ def test_what_travels() -> None:
     network, head = communication.size(variables), communication.size(variables.params.head)
     assert 0 < head < communication.size(variables.params) < network
     assert jax.tree.leaves(state.clients) == []
-    assert communication.traffic(algorithm, state, federation) == (
+    assert rounds.traffic(algorithm, state, federation) == (
         communication.Traffic(down=network, up=head),
         communication.Traffic(down=network + head, up=network),
     )

@@ -4,6 +4,7 @@ Compiling takes nearly all of the time, so a few runs are shared, and a job that
 again with other inputs.
 """
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -96,7 +97,9 @@ def with_rate(job: cells.Job, rate: float) -> cells.Job:
 
 def with_inputs(job: cells.Job, **others: Any) -> cells.Job:
     """The job with other inputs of its program."""
-    return job._replace(plan=job.plan._replace(inputs=job.plan.inputs._replace(**others)))
+    return job._replace(
+        plan=dataclasses.replace(job.plan, inputs=job.plan.inputs._replace(**others))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -487,10 +490,10 @@ def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None
         assembled = assemble.assemble(with_flags(chosen, held_out="40"))
         (cell,) = assembled.cells
         plan = assembled.plan(cell)
-        made = program.make(plan.experiment, client_chunk=10, run_chunk=1)
+        made = program.Program(plan.experiment, client_chunk=10, run_chunk=1)
         arguments = plan.data, plan.inputs
-        training = jax.eval_shape(made.init, *arguments)
-        lowered = made.rounds.lower(*arguments, training, plan.part(0))
+        training = jax.eval_shape(made.jitted.init, *arguments)
+        lowered = made.jitted.rounds.lower(*arguments, training, plan.part(0))
         analysis = lowered.compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes

@@ -21,7 +21,7 @@ import pytest
 
 import fedjax_inv
 import slow
-from fedjax_inv import program
+from fedjax_inv import plan as plans
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config, evaluation, grid, machine, report, start
 from fedjax_inv_experiments.config import Config
@@ -65,7 +65,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture
 def compiled(made: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is run has the program of the run that is there."""
-    monkeypatch.setattr(program, "make", lambda *given, **named: made.whole.job.plan.program)
+    monkeypatch.setattr(plans, "Program", lambda *given, **named: made.whole.job.plan.program)
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
         (cell,) = experiment.cells
         ready = experiment.plan(cell)
 
-        got = program.make(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
+        got = program.Program(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
         for index, run in enumerate(cell.runs):
             row = rows[seeds.index(run.seed)]
             server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)

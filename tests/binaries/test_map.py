@@ -1,6 +1,7 @@
 """The map: equal terms for methods, its files, and rows added later."""
 
 import csv
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,10 @@ def test_kinds_of_shift_share_a_program() -> None:
         known.append(launch.depends_on(ready, cell, prepared))
     assert all(each == known[0] for each in known)
     # Another program: more groups of domains, or another flag of training.
-    groups = prepared.experiment._replace(num_groups=16)
-    assert launch.depends_on(ready, cell, prepared._replace(experiment=groups)) != known[0]
+    groups = dataclasses.replace(prepared.experiment, num_groups=16)
+    assert (
+        launch.depends_on(ready, cell, dataclasses.replace(prepared, experiment=groups)) != known[0]
+    )
     for changes in ({"momentum": 0.5}, {"widths": (8,)}, {"missing": "reuse"}):
         other = ready._replace(config=with_flags(ready.config, **changes))
         assert launch.depends_on(other, cell, prepared) != known[0], changes

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from federations import assert_same_bits
-from fedjax_inv import communication, freezing
+from fedjax_inv import freezing, rounds
 from fedjax_inv_experiments import config, export, finished
 from runs import Ran, ran
 
@@ -51,7 +51,7 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
     )
     state = jax.tree.map(lambda leaf: leaf[0], start)
     split = one.runs.data.splits[one.runs.cell.held_out][0]
-    (traffic,) = communication.traffic(algorithm, state, split.train._replace(data=job.plan.data))
+    (traffic,) = rounds.traffic(algorithm, state, split.train._replace(data=job.plan.data))
     assert traffic.up == 4 * sum(leaf.size for leaf in jax.tree.leaves(last.head))
     assert traffic.down > 4 * traffic.up
 

@@ -57,11 +57,8 @@ def test_a_run_of_few_rounds_has_the_default_folder_of_a_longer_one() -> None:
 
 def begun(folder: Path, done: int, num_runs: int) -> log.Log:
     """The log of a cell that goes on after a round."""
-    plan = SimpleNamespace(
-        program=SimpleNamespace(traffic=lambda data, inputs: []), data=None, inputs=None
-    )
     made = log.Log(folder, CELL, ACCURACY)
-    made.begin(cast(Any, SimpleNamespace(round=done, plan=plan, runs=[None] * num_runs)))
+    made.begin(cast(Any, SimpleNamespace(round=done, plan=None, runs=[None] * num_runs)))
     return made
 
 

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 import federations
-from fedjax_inv import communication, rounds
+from fedjax_inv import rounds
 
 # 36 inputs, 5 and 4 hidden units, 3 classes, 4 bytes a number. No biases before the norms, which
 # have 2 parameters and 2 statistics for each unit.
@@ -39,5 +39,5 @@ def test_traffic_counts_every_array(name: str, expected: list[tuple[int, int]]) 
     state = jax.eval_shape(
         lambda: rounds.init(algorithm, variables, federation, jax.random.key(0), history=3)
     )
-    found = communication.traffic(algorithm, state, federation)
+    found = rounds.traffic(algorithm, state, federation)
     assert [(exchange.down, exchange.up) for exchange in found] == expected

@@ -68,7 +68,7 @@ FEW: dict[str, Any] = {"rounds": 2, "batch_size": 7, "grid": {"seed": [0, 1]}}
 def test_mixed_clients_keep_the_domain_of_each_example(
     used: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 500)
+    monkeypatch.setitem(streaming.Streamed.__init__.__kwdefaults__, "part_bytes", 500)
     data = clients.of_dataset(DATASET, partition=MIXED, held_out="south", validation=0.2)
     history = plan(watching, MODEL, data, devices=used, **FEW).train().history
     np.testing.assert_array_equal(history["train_wrong"], 0)
@@ -102,7 +102,7 @@ def test_a_score_of_groups_is_the_worst_of_all(
     used: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of clients that hold several domains, and of parts that are evaluated in turn."""
-    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 500)
+    monkeypatch.setitem(streaming.Streamed.__init__.__kwdefaults__, "part_bytes", 500)
     y = (DATASET.x[:, 1] + 0.3 * np.random.default_rng(1).normal(size=M) > 0).astype(np.int32)
     dataset = DATASET._replace(y=y)
     data = clients.of_dataset(dataset, partition=MIXED, validation=0.4)

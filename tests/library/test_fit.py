@@ -1,5 +1,6 @@
 """`fit`: arrays in, trained runs out, equal to those of the layers below."""
 
+import dataclasses
 import functools
 import signal
 from types import SimpleNamespace
@@ -313,7 +314,7 @@ def test_an_update_that_is_not_finite_is_warned_of_left_out_or_stops() -> None:
     assert np.isnan(found.history["train_loss"][0, -1])
     assert len(warned) == 1
     with pytest.raises(Diverged) as error:
-        made._replace(evaluations=Evaluations(nonfinite="stop")).train()
+        dataclasses.replace(made, evaluations=Evaluations(nonfinite="stop")).train()
     assert (error.value.round, error.value.client, error.value.index) == (1, 3, 0)
     drops = FLAT | {"rounds": 3, "batch_size": 2, "evaluations": Evaluations(nonfinite="drop")}
     with pytest.warns(UserWarning, match="client 3"):
@@ -338,6 +339,30 @@ def test_examples_from_the_host_and_other_devices_give_the_same(used: Devices) -
         np.testing.assert_allclose(other.history[name][:, 1:], values, rtol=1e-5)
     for run in range(4):
         np.testing.assert_allclose(other.predict(X, run), found.predict(X, run), rtol=1e-5)
+
+
+def test_runs_shared_by_two_devices_compile_three_programs_and_draws(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Three runs are padded to four on the host, where nothing is compiled for each shape."""
+    grid = {"seed": [0, 1, 2]}
+    jax.config.update("jax_log_compiles", True)  # of all threads, as a context is not
+    try:
+        with caplog.at_level("WARNING", "jax"):
+            fit(fedavg.fedavg, MODEL, CLIENTS, **FLAT | {"devices": 2, "grid": grid, "steps": 3})
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    lines = [record.getMessage() for record in caplog.records]
+    names = [line.split("jit(")[1].split(")")[0] for line in lines if "XLA compilation" in line]
+    assert {"init", "play", "evaluate"} <= {*names}  # as in a profile
+    assert len(names) <= 5, names
+
+
+def test_fit_leaves_the_devices_of_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed: list[str] = []
+    monkeypatch.setattr(type(jax.config), "update", lambda self, name, value: changed.append(name))
+    plan(fedavg.fedavg, MODEL, CLIENTS, rounds=1, devices=2)
+    assert "jax_num_cpu_devices" not in changed
 
 
 def test_a_data_set_brings_its_clients_its_test_and_its_images() -> None:

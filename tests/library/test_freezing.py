@@ -12,7 +12,7 @@ import pytest
 import federations
 import slow
 from federations import assert_same_bits
-from fedjax_inv import communication, devices, freezing, local, rounds
+from fedjax_inv import devices, freezing, local, rounds
 from fedjax_inv.algorithms import LISTED, fedavg, fediir, fedipg, fedpvr, fl_games
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Federation, Model, Variables
@@ -124,7 +124,7 @@ def test_patterns_choose_what_moves_and_what_is_uploaded() -> None:
     stats = sum(leaf.size for leaf in jax.tree.leaves(before.stats))
     momentum = [leaf.size for leaf in jax.tree.leaves(state.server.wrapped.opt_state)]
     assert sum(momentum) in (size, size + stats)
-    (traffic,) = communication.traffic(algorithm, state, FEDERATION)
+    (traffic,) = rounds.traffic(algorithm, state, FEDERATION)
     whole = sum(leaf.size for leaf in jax.tree.leaves(before))
     assert (traffic.down, traffic.up) == (4 * whole, 4 * (size + stats))
 

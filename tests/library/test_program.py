@@ -1,5 +1,6 @@
 """Many runs as one program, from arrays and without a flag, as in a notebook."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -125,7 +126,7 @@ def trained(compiled: program.Program, inputs: Inputs) -> list[Tree]:
 
 @functools.cache
 def compiled() -> program.Program:
-    return program.make(EXPERIMENT)
+    return program.Program(EXPERIMENT)
 
 
 @functools.cache
@@ -140,11 +141,14 @@ def federation_of(shards: devices.ClientShards, run: int) -> Federation:
 def test_devices_that_share_runs_send_nothing() -> None:
     """Four devices have two, one, one and one of the five runs, and then the last one again."""
     layout = Layout(devices.mesh((4, 1), jax.devices()), num_runs=R)
-    compiled = program.make(EXPERIMENT, run_chunk=1, layout=layout)
+    compiled = program.Program(EXPERIMENT, run_chunk=1, layout=layout)
     data, placed = layout.place(world()[0], inputs())
     training = compiled.init(data, placed)
     arguments = data, placed, training, segment(0)
-    for lowered in (compiled.rounds.lower(*arguments), compiled.evaluate.lower(*arguments[:3])):
+    for lowered in (
+        compiled.jitted.rounds.lower(*arguments),
+        compiled.jitted.evaluate.lower(*arguments[:3]),
+    ):
         assert hlo.collectives(hlo.Program(lowered.compile().as_text() or "")) == []
     training, outcome = compiled.segment(*arguments)
     assert_close(
@@ -155,11 +159,13 @@ def test_devices_that_share_runs_send_nothing() -> None:
 def test_devices_that_share_clients_give_what_one_gives() -> None:
     """Two devices for the runs, two for the clients of each, with their own examples alone."""
     layout = Layout(devices.mesh((2, 2), jax.devices()), own=True, num_runs=R)
-    compiled = program.make(EXPERIMENT, layout=layout)
+    compiled = program.Program(EXPERIMENT, layout=layout)
     data, placed = layout.place(world()[0], inputs())
     assert data.x.shape[1] < len(world()[0].x)
     arguments = data, placed, compiled.init(data, placed), segment(0)
-    assert hlo.collectives(hlo.Program(compiled.rounds.lower(*arguments).compile().as_text() or ""))
+    assert hlo.collectives(
+        hlo.Program(compiled.jitted.rounds.lower(*arguments).compile().as_text() or "")
+    )
     training, outcome = compiled.segment(*arguments)
     assert_close(
         plain((compiled.stored(placed, training), compiled.gathered(outcome))), result()[0]
@@ -237,10 +243,10 @@ def halving(round: Array) -> Array:
 def test_a_scheduled_rate_is_that_of_its_round() -> None:
     """The same as rounds run one by one, each with its rate as an input."""
     data, changed = world()[0], inputs()._replace(watched=None, detailed=None)
-    bare = EXPERIMENT._replace(thresholds=())
-    scheduled = program.make(bare._replace(schedules={"learning_rate": halving}))
+    bare = dataclasses.replace(EXPERIMENT, thresholds=())
+    scheduled = program.Program(dataclasses.replace(bare, schedules={"learning_rate": halving}))
     whole = trained(scheduled, changed)[-1][0].state.server
-    compiled = program.make(bare)
+    compiled = program.Program(bare)
     training = compiled.init(data, changed)
     for t in range(2 * T):
         rates = changed.hyper["learning_rate"] * 0.5**t
@@ -258,7 +264,7 @@ def test_metrics_of_several_exchanges_have_their_index_except_for_the_last() -> 
     size = jnp.array([[1, 5, 3]] * 2)
 
     def report(**metrics: Array) -> rounds.Report:
-        return rounds.Report(metrics, present, present, size)
+        return rounds.Report(metrics, present, present, size, communication.Traffic(0, 0))
 
     values = jnp.array([[2.0, jnp.nan, 6.0]] * 2)
     expected = np.array([(1 * 2 + 3 * 6) / 4, np.nan], np.float32)
@@ -270,8 +276,8 @@ def test_metrics_of_several_exchanges_have_their_index_except_for_the_last() -> 
 @pytest.mark.slow
 def test_in_chunks_and_ended_at_the_stop() -> None:
     """Two runs at a time, two clients at a time; a run stays as it was at its stop."""
-    experiment = EXPERIMENT._replace(thresholds=(2.0,), end_at_stop=True)
-    compiled = program.make(experiment, client_chunk=2, run_chunk=2)
+    experiment = dataclasses.replace(EXPERIMENT, thresholds=(2.0,), end_at_stop=True)
+    compiled = program.Program(experiment, client_chunk=2, run_chunk=2)
     (ended, at_stop), (after, later) = trained(compiled, inputs())
     # Until the stop, both programs give the same.
     training, expected = result()[0]
@@ -316,8 +322,10 @@ def test_a_run_that_breaks_is_reported_and_leaves_the_others_alone() -> None:
 def test_traffic_is_that_of_a_run() -> None:
     data, splits = world()
     state = jax.tree.map(lambda leaf: leaf[0], compiled().init(data, inputs()).state)
-    (exchange,) = communication.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
-    assert compiled().traffic(data, inputs()) == [exchange]
+    (exchange,) = rounds.traffic(algorithm(RUNS[0].hyper), state, splits[RUNS[0].seed].train)
+    arguments = data, inputs(), jax.eval_shape(compiled().jitted.init, data, inputs()), segment(0)
+    _, played = jax.eval_shape(compiled().jitted.rounds, *arguments)
+    assert played.traffic == (exchange,)
 
 
 def test_watched_examples_are_the_first_of_every_client() -> None:

@@ -1,5 +1,6 @@
 """Runs whose examples lie on the host are those of runs with all examples on the devices."""
 
+import dataclasses
 import functools
 import threading
 from pathlib import Path
@@ -74,7 +75,7 @@ def resident(name: str) -> Fitted:
 def test_a_streamed_run_is_the_run_with_all_examples_on_the_devices(
     name: str, part_bytes: int, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", part_bytes)
+    monkeypatch.setitem(streaming.Streamed.__init__.__kwdefaults__, "part_bytes", part_bytes)
     found, expected = made(name, Devices(number, stream=True)).train(), resident(name)
     assert_close(found.history.values, expected.history.values, rtol=0, atol=1e-5)
     assert_close(found.stored(), expected.stored(), rtol=0, atol=1e-5)
@@ -82,7 +83,7 @@ def test_a_streamed_run_is_the_run_with_all_examples_on_the_devices(
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 5000)
+    monkeypatch.setitem(streaming.Streamed.__init__.__kwdefaults__, "part_bytes", 5000)
     seen = []
 
     class Stopping(Callback):
@@ -100,7 +101,7 @@ def test_a_run_goes_on_from_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_reader_that_fails_in_the_thread_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(streaming.streamed.__kwdefaults__, "part_bytes", 1)
+    monkeypatch.setitem(streaming.Streamed.__init__.__kwdefaults__, "part_bytes", 1)
     of_arrays, reads = stored.of_arrays, []
 
     def failing(*arrays: Any) -> stored.Stored:
@@ -116,7 +117,7 @@ def test_a_reader_that_fails_in_the_thread_ends_the_run(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(stored, "of_arrays", failing)
     with pytest.raises(OSError, match="unplugged"):
-        made("scaffold", STREAMED)._replace(evaluations=Evaluations(3)).train()
+        dataclasses.replace(made("scaffold", STREAMED), evaluations=Evaluations(3)).train()
     assert reads[0] is not reads[-1]
 
 
