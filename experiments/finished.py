@@ -248,7 +248,8 @@ def of_folder(folder: Path, assembled: Assembled) -> Runs:
     evaluation = replace(runs.config.evaluation, select=chosen.evaluation.select)
     runs = replace(runs, config=replace(runs.config, evaluation=evaluation))
     if set(chosen.training.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
-        return replace(runs, known_data=assembled)
+        # Its plan is for one device, as the states are read.
+        return replace(runs, known_data=assembled._replace(config=runs.config))
     return runs
 
 

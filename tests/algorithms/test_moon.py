@@ -15,7 +15,7 @@ import linear_networks as linear
 import slow
 from fedjax_inv import local, rounds
 from fedjax_inv.algorithms import moon
-from fedjax_inv.types import Tree
+from fedjax_inv.types import Algorithm, Setup, Tree
 
 NUM_STEPS, PENALTY, TEMPERATURE = 2, 1.5, 0.6
 
@@ -64,9 +64,8 @@ def risk(params: Tree, received: Tree, previous: Tree, x: Any, y: Any) -> Any:
 
     z, log_p = z_of(params), jax.nn.log_softmax(x @ params["body"] @ params["w"])
 
-    def unit(z: Any) -> Any:  # zeros, of a projection whose units are all off, stay
-        some = (z != 0).any(1, keepdims=True)
-        return jnp.where(some, z, 0) / jnp.linalg.norm(jnp.where(some, z, 1), axis=1, keepdims=True)
+    def unit(z: Any) -> Any:
+        return z / jnp.linalg.norm(z, axis=1, keepdims=True)
 
     def similar(other: Tree) -> Any:
         return jnp.exp((unit(z) * unit(z_of(other))).sum(1) / TEMPERATURE)
@@ -80,13 +79,34 @@ def named(state: rounds.State) -> Tree:
     return jax.tree.map(np.asarray, {"body": body, "w": head["w"], **head.get("projection", {})})
 
 
+def with_biases(algorithm: Algorithm) -> Algorithm:
+    """The algorithm from biases that are not 0.
+
+    Else those of an example whose units are all off are its z, and after a round among equal
+    networks they are mere rounding.
+    """
+
+    def init_server(setup: Setup) -> Tree:
+        server = algorithm.init_server(setup)
+
+        def moved(path: Any, leaf: Any) -> Any:
+            return leaf + 0.3 if path[-1].key == "bias" else leaf
+
+        params = server.variables.params
+        head = jax.tree_util.tree_map_with_path(moved, params.head)
+        variables = server.variables._replace(params=params._replace(head=head))
+        return server._replace(variables=variables)
+
+    return algorithm._replace(init_server=init_server)
+
+
 @pytest.mark.parametrize("projection", slow.after(1, [5, 0]))
 def test_moon_is_its_formula(projection: int) -> None:
     settings = {"penalty": PENALTY, "temperature": TEMPERATURE, "projection": projection}
     with jax.enable_x64(True):
         held, gradient = linear.held(), jax.jit(jax.grad(risk))
         work = local.full_batch(optax.sgd(linear.RATE), capacity=8, num_steps=NUM_STEPS)
-        algorithm = moon.moon(linear.NAMED, work, **settings)
+        algorithm = with_biases(moon.moon(linear.NAMED, work, **settings))
         states = linear.run(algorithm, held, model=linear.NAMED)
         params = first = named(states[0])
         previous, examples = [params] * len(linear.SIZES), linear.examples_of(held)
