@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
+import slow
 from fedjax_inv.platforms import cores as machine_of_cores
-from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments import assemble, config, evaluation
 from runs import Ran, go_on, halved, metrics, ran
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,32 @@ def on_four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same on four, each of which holds its own clients."""
     folder = tmp_path_factory.mktemp("four") / "run"
     return ran(config.of(run_dir=str(folder), devices="4", hold="own", **FLAGS))
+
+
+# What two devices share: clients, each its own; the clients of a cohort; the runs of a grid.
+COMMANDS: list[dict[str, Any]] = [{}, {"cohort": 4}, {"seeds": (0, 1)}]
+
+
+@pytest.mark.parametrize("more", slow.after(1, COMMANDS), ids=["all", "cohort", "grid"])
+def test_commands_on_the_cores_of_a_machine_give_what_one_gives(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Trained, with metrics of the finished runs, and evaluated."""
+    small = {"seeds": (0,), "widths": (4,), "local_steps": 1, "rounds": 2, "eval_every": 1}
+    tables = []
+    for name, number in (("auto", 2), ("1", 1)):
+        folder = tmp_path / name
+        flags = {**small, **more, "metrics": ("f1",), "devices": name}
+        done = ran(config.of(run_dir=str(folder), **flags))
+        assert len(done.job.plan.placed().data.y.sharding.device_set) == number
+        predictions, out = str(folder / "predictions.csv"), str(folder / "scores.png")
+        evaluation.run(evaluation.Options(str(folder), out=out, predictions=predictions))
+        tables += [pd.read_csv(folder / f"{what}.csv") for what in ("metrics", "predictions")]
+    assert_same_run(tmp_path / "auto", tmp_path / "1")
+    of_two, of_one = tables[:2], tables[2:]
+    for two, one in zip(of_two, of_one, strict=True):
+        assert len(one)
+        pd.testing.assert_frame_equal(two, one, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
