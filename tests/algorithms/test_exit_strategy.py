@@ -44,20 +44,6 @@ def contribution(
     return np.asarray(compiled(*padded, np.asarray(weights), step_size, smoothness))
 
 
-def test_contribution_is_the_formula() -> None:
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        for num_clients in (1, 3):
-            g, each = rng.normal(size=6), rng.normal(size=(num_clients, 6))
-            weights = rng.dirichlet(np.ones(num_clients))
-            expected = [
-                0.3 * a * (g @ g_i - 1.7 * 0.3 / 2 * g_i @ g_i) / (g @ g)
-                for a, g_i in zip(weights, each, strict=True)
-            ]
-            got = contribution(g, each, weights, 0.3, 1.7)
-            np.testing.assert_allclose(got, expected, rtol=1e-12)
-
-
 def test_without_a_global_gradient_nobody_contributes() -> None:
     assert_equal(contribution(np.zeros(3), np.ones((2, 3)), [0.5, 0.5]), np.zeros(2, np.float32))
 

@@ -1,14 +1,12 @@
 """FedIIR against its two exchanges in NumPy, in float64."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import federations
 import linear_networks as linear
-from federations import assert_close
 from fedjax_inv import communication, rounds
 from fedjax_inv.algorithms import fediir
 from fedjax_inv.types import Variables
@@ -66,15 +64,6 @@ def test_fediir_is_its_two_exchanges(weighting: str) -> None:
             np.testing.assert_allclose(state.server.side, mean, rtol=1e-9, atol=1e-12)
             linear.assert_weights(state, w)
         assert np.abs(mean).max() > 1e-2
-
-
-def test_alignment_is_the_sum_of_squared_differences() -> None:
-    rng = np.random.default_rng(0)
-    grads, means = ({"a": rng.normal(size=(2, 3)), "b": [rng.normal(size=4)]} for _ in range(2))
-    expected = ((grads["a"] - means["a"]) ** 2).sum() + ((grads["b"][0] - means["b"][0]) ** 2).sum()
-    got = fediir.alignment(*jax.tree.map(jnp.asarray, (grads, means)))
-    assert got.shape == ()
-    assert_close(got, np.float32(expected))
 
 
 def test_what_travels() -> None:

@@ -3,13 +3,11 @@
 from typing import Any
 
 import chex
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
 
 import linear_networks as linear
 import slow
@@ -17,19 +15,6 @@ from fedjax_inv import local
 from fedjax_inv.algorithms import fedproto
 
 NUM_STEPS, PENALTY = 3, 2.0
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 999), size=st.integers(1, 9))
-def test_prototypes_are_sums_by_class_of_real_examples(seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    features, y, mask = rng.normal(size=(9, 4)), rng.integers(0, 5, 9), np.arange(9) < size
-    features[~mask] = np.nan
-    sums, counts = fedproto.prototypes(*map(jnp.asarray, (features, y, mask)), 5)
-    for k in range(5):
-        mine = features[:size][y[:size] == k]
-        assert counts[k] == len(mine)
-        np.testing.assert_allclose(sums[k], mine.sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_classes_without_a_prototype_are_at_no_distance() -> None:

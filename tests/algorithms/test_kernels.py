@@ -51,9 +51,13 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def masked(rng: np.random.Generator, number: int, least: int = 1) -> np.ndarray:
-    """Which of so many examples are real, in any places."""
-    return rng.permutation(number) < rng.integers(least, number + 1)
+def padded(rng: np.random.Generator, number: int, *shapes: tuple[int, ...]) -> Arrays:
+    """Arrays [number, ...], and which rows are real, at least three; the others hold NaN."""
+    mask = rng.permutation(number) < rng.integers(3, number + 1)
+    arrays = normal(rng, *((number, *shape) for shape in shapes))
+    for array in arrays:
+        array[~mask] = np.nan
+    return *arrays, mask
 
 
 # FedIPG, of the quadratic risk of w [D] on x [B, D] and y [B].
@@ -143,9 +147,9 @@ def contrast(*features: np.ndarray) -> np.ndarray:
     return -np.log(near / (near + last))
 
 
-def sums_by_class(features: np.ndarray, y: np.ndarray, mask: np.ndarray) -> Arrays:
-    members = np.stack([(y == k) & mask for k in range(3)])
-    return members @ features, members.sum(1).astype(float)
+def sums_by_class(features: np.ndarray, mask: np.ndarray, y: np.ndarray) -> Arrays:
+    members = np.arange(3)[:, None] == y[mask]
+    return members @ features[mask], members.sum(1).astype(float)
 
 
 def scaled(delta: np.ndarray, loss: np.ndarray) -> Arrays:
@@ -197,12 +201,12 @@ KERNELS = {
         lambda labels, average: 0.4 * average + 0.6 * labels,
     ),
     "fedcfa.factor_decorrelation": Kernel(
-        lambda rng, n: (*normal(rng, (n.batch + 3, n.features)), masked(rng, n.batch + 3, 3)),
+        lambda rng, n: padded(rng, n.batch + 3, (n.features,)),
         fedcfa.factor_decorrelation,
         correlation,
     ),
     "fedcfa.chunk_means": Kernel(  # a single chunk
-        lambda rng, n: (*normal(rng, (n.batch, 2, 3), (n.batch, n.classes)), masked(rng, n.batch)),
+        lambda rng, n: padded(rng, n.batch + 3, (2, 3), (n.classes,)),
         lambda x, y, mask: fedcfa.chunk_means(x, y, mask, jax.random.key(0), len(mask))[:2],
         lambda x, y, mask: (x[mask].mean(0, keepdims=True), y[mask].mean(0, keepdims=True)),
     ),
@@ -246,11 +250,10 @@ KERNELS = {
     ),
     "fedproto.prototypes": Kernel(
         lambda rng, n: (
-            *normal(rng, (n.batch, n.features)),
-            rng.integers(0, 4, n.batch),  # the last is no class
-            masked(rng, n.batch),
+            *padded(rng, n.batch + 3, (n.features,)),
+            rng.integers(0, 4, n.batch + 3),  # the last is no class
         ),
-        lambda features, y, mask: fedproto.prototypes(features, y, mask, 3),
+        lambda features, mask, y: fedproto.prototypes(features, y, mask, 3),
         sums_by_class,
     ),
     "qfedavg.scaled_update": Kernel(

@@ -3,13 +3,11 @@
 from typing import Any
 
 import chex
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
 
 import linear_networks as linear
 import slow
@@ -22,20 +20,6 @@ NUM_STEPS, PENALTY, TEMPERATURE = 2, 1.5, 0.6
 
 def cosine(a: np.ndarray, b: np.ndarray) -> float:
     return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-
-
-@settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 999), temperature=st.floats(0.1, 3), factor=st.floats(0.01, 100))
-def test_contrastive_is_its_formula_and_of_no_length(
-    seed: int, temperature: float, factor: float
-) -> None:
-    z, near, last = np.random.default_rng(seed).normal(size=(3, 5, 4))
-    expected = []
-    for row in zip(z, near, last, strict=True):
-        g, p = (np.exp(cosine(row[0], other) / temperature) for other in row[1:])
-        expected.append(-np.log(g / (g + p)))
-    got = moon.contrastive(*map(jnp.asarray, (factor * z, near, last)), temperature=temperature)
-    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_features_of_zeros_and_equal_networks_have_gradients() -> None:

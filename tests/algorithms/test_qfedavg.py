@@ -7,9 +7,7 @@ import optax
 import pytest
 
 import linear_networks as linear
-from federations import assert_close
 from fedjax_inv.algorithms import qfedavg
-from fedjax_inv.types import Halves
 
 STEP_SIZE, SERVER_RATE = 0.3, 1.3
 
@@ -52,18 +50,6 @@ def test_qfedavg_is_the_papers(q: float) -> None:
             linear.assert_weights(state, w)
         mistaken = paper(first, examples, q, of_trained=True)[0]
         assert np.abs(mistaken[0] - linear.weights_of(states[1])[0]).max() > 1e-3
-
-
-def test_an_update_is_scaled_by_the_loss() -> None:
-    rng = np.random.default_rng(0)
-    body, head = rng.normal(size=(2, 3)), rng.normal(size=4)
-    delta, h = qfedavg.scaled_update(
-        Halves(jnp.asarray(body), jnp.asarray(head)), jnp.float32(0.7), q=1.6, step_size=0.2
-    )
-    assert h.shape == ()
-    assert_close(delta, Halves(*(np.float32(0.7**1.6 * part / 0.2) for part in (body, head))))
-    square = ((body / 0.2) ** 2).sum() + ((head / 0.2) ** 2).sum()
-    assert_close(h, np.float32(1.6 * 0.7**0.6 * square + 0.7**1.6 / 0.2))
 
 
 @pytest.mark.parametrize("q", [0.0, 0.5, 1.0, 2.0])

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -80,17 +81,20 @@ def start(make: Callable[[], Algorithm], history: int) -> rounds.State:
 
 
 @functools.cache
-def program(make: Callable[[], Algorithm]) -> Callable[..., Any]:
-    """Return a jitted round of the algorithm that `make` returns."""
+def program(make: Callable[[], Algorithm], history: int) -> Callable[..., Any]:
+    """Return a jitted round of the algorithm that `make` returns; all rounds share one trace."""
     algorithm, axis = make(), devices.chunked(2)
-    return jax.jit(
-        lambda state, cohort: rounds.step(algorithm, state, cohort, FEDERATION, axis=axis)
-    )
+
+    def step(state: rounds.State, cohort: Cohort) -> Result:
+        return rounds.step(algorithm, state, cohort, FEDERATION, axis=axis)
+
+    step.__name__ = f"{make} {history}"  # by which the traces are counted
+    return jax.jit(chex.assert_max_traces(step, n=1))
 
 
 def steps(make: Callable[[], Algorithm], schedule: Cohort, *, history: int = 1) -> list[Result]:
     """Return the state and the reports after each round, on the host."""
-    step, state = program(make), start(make, history)
+    step, state = program(make, history), start(make, history)
     schedule, results = federations.plain(schedule), []
     for t in range(len(schedule.who)):
         state, reports = step(state, tree.take(schedule, t))
