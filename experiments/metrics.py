@@ -103,12 +103,14 @@ def _sklearn() -> Any:
     return metrics
 
 
-def _f1(of: Predictions) -> float:
+def _f1(of: Predictions) -> float | None:
+    """The mean over the classes or labels that are true or predicted for some examples."""
     scores = _sklearn().f1_score
     if of.kind == "classes":
         return scores(of.y, of.predicted, average="macro")
     pairs = zip(of.truth.T, of.predicted.T, strict=True)
-    return float(np.mean([scores(*pair, zero_division=0) for pair in pairs]))
+    values = [scores(*pair) for pair in pairs if np.any(pair)]
+    return float(np.mean(values)) if values else None
 
 
 def _over_columns(name: str, of: Predictions) -> float | None:
@@ -182,12 +184,14 @@ def check(chosen: Collection[str], kind: str) -> None:
 
 
 def values(chosen: Collection[str], of: Predictions) -> dict[str, float | None]:
-    """The metrics by name; None where one is not defined.
+    """The metrics by name, computed in float64; None where one is not defined.
 
     None is defined for outputs that are not finite, or of which a target has several.
     """
     is_wide = of.kind != "classes" and of.outputs.size != of.y.size
     if is_wide or not np.isfinite(of.outputs).all():
         return dict.fromkeys(chosen)
+    y = of.y.astype(np.float64) if of.kind == "values" else of.y
+    of = of._replace(y=y, outputs=of.outputs.astype(np.float64))
     found = {name: METRICS[name].of(of) for name in chosen}
     return {name: None if value is None else float(value) for name, value in found.items()}

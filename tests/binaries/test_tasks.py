@@ -348,6 +348,23 @@ def test_what_is_not_defined_is_none() -> None:
     assert metrics.values(("r2",), constant) == {"r2": None}
 
 
+def test_f1_leaves_out_labels_without_a_positive() -> None:
+    """In truth and prediction, as a class that does not occur is left out."""
+    y = np.array([[True, False], [False, False]])
+    right = Predictions("labels", y, np.where(y, 5.0, -5.0))
+    assert metrics.values(["f1"], right) == {"f1": 1.0}
+    wrong = Predictions("labels", y, np.array([[5.0, 5.0], [-5.0, -5.0]]))
+    assert metrics.values(["f1"], wrong) == {"f1": 0.5}
+    none = Predictions("labels", y & False, np.full((2, 2), -5.0))
+    assert metrics.values(["f1"], none) == {"f1": None}
+
+
+def test_metrics_of_large_values_keep_their_digits() -> None:
+    y = np.array([1e8, 1e8 + 8, 1e8 + 16], np.float32)
+    found = metrics.values(["r2", "mae"], Predictions("values", y, (y + 8)[:, None]))
+    assert found == {"r2": -0.5, "mae": 8.0}
+
+
 @pytest.mark.parametrize("kind", ["classes", "labels", "values"])
 def test_metrics_of_outputs_that_are_not_finite_are_none(kind: str) -> None:
     y = {"classes": np.array([0, 1]), "labels": np.eye(2) > 0, "values": np.eye(2)}[kind]
