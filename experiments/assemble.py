@@ -149,13 +149,16 @@ def factory(config: Config, cell: Cell, task: Task) -> Callable[..., Algorithm]:
 
     def made(model: Model, work: Work, **hyper: Any) -> Algorithm:
         arguments = {**cell.settings, **hyper}
-        arguments.pop("loss", None)  # of evaluations; the algorithm's own is that of the task
+        # Of classes the algorithm's own loss is that of the task.
+        own, loss = task, arguments.pop("loss", None)
+        if task.kind == "values" and loss is not None:  # of standardised targets
+            own = task._replace(loss=loss, loss_of_means=loss)
         server_rate = arguments.pop("server_learning_rate", None)
         if server_rate is not None:
             arguments["server_optimizer"] = build.optimizer(config, "server_optimizer", server_rate)
 
         def of(model: Model) -> Algorithm:
-            return build.algorithm(cell.algorithm, model, work, task, arguments)
+            return build.algorithm(cell.algorithm, model, work, own, arguments)
 
         trained = config.network.train_only
         plain = freezing.train_only(of, model, trained) if trained else of(model)

@@ -117,6 +117,8 @@ def network(config: Config, data: Dataset) -> Model:
             text = f"must be false, as the examples are {list(shape[1:])} and no RGB images"
             raise flag_error("augment", True, text)
         model = models.augmented(model, augment.augment)
+    if data.task == "values" and not is_outside(config.method.loss):
+        model = models.in_units(model)
     return models.painted(model, data.render) if data.render else model
 
 

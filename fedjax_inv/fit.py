@@ -172,12 +172,17 @@ def plan(
     if not (facts.needs_domains or task.score.is_worst):
         splits = splits._replace(data=splits.data._replace(domain=None))
     num_classes = task.num_classes(model, splits.data)
-    inputs = _inputs(runs, splits, evaluations, num_classes, pooled=facts.pooled)
+    standardises = task.in_units(model, splits.data)
+    how = {"pooled": facts.pooled, "standardises": standardises}
+    inputs = _inputs(runs, splits, evaluations, num_classes, **how)
     sizes = np.asarray(inputs.train.size)
     training = LocalTraining(optimizer, batch_size, epochs, steps, local_sizes(batch_size, sizes))
 
     def build(hyper: Mapping[str, Any]) -> types.Algorithm:
         given = {**fixed, **task.settings, **hyper}
+        targets = given.pop("targets", None)
+        if targets is not None:
+            given["loss"] = models.on_standard(given["loss"], targets)
         work = training.work({name: given.pop(name, LOCAL[name]) for name in LOCAL})
         return algorithm(model, work, **given)
 
@@ -220,18 +225,18 @@ def _seeds(runs: Sequence[Run]) -> list[int]:
 
 
 def _inputs(
-    runs: Sequence[Run], splits: Splits, evaluations: Evaluations, num_classes: int, *, pooled: bool
+    runs: Sequence[Run], splits: Splits, evaluations: Evaluations, num_classes: int, **how: bool
 ) -> Inputs:
     return of_runs(
         runs,
         splits.of_seed,
-        pooled=pooled,
         watch_examples=evaluations.watched,
         warm_start=evaluations.warm_start,
         variables=splits.variables,
         num_classes=(splits.num_classes or num_classes) if evaluations.by_class else 0,
         scaling=splits.scaling,
         source=splits.source,
+        **how,
     )
 
 

@@ -258,11 +258,13 @@ class Fitted:
         chosen = range(len(self.runs)) if runs is None else runs
         networks = [jax.device_get(self.network(run)) for run in chosen]
         inputs, first = self.plan.inputs, functools.partial(first_network, self.plan.experiment)
-        kept = self.plan.program.gathered((inputs.seed, inputs.variables, inputs.scaling))
+        own_inputs = inputs.seed, inputs.variables, inputs.scaling, inputs.targets
+        kept = self.plan.program.gathered(own_inputs)
 
         @jax.jit
-        def start(seed: Array, variables: Tree, scaling: Tree) -> types.Variables:
-            own = inputs._replace(seed=seed, variables=variables, scaling=scaling)
+        def start(seed: Array, variables: Tree, *scalings: Tree) -> types.Variables:
+            own = inputs._replace(seed=seed, variables=variables)
+            own = own._replace(**dict(zip(("scaling", "targets"), scalings, strict=True)))
             return first(own, self.plan.sample.x)
 
         starts = [jax.device_get(start(*tree.take(kept, run))) for run in chosen]

@@ -59,6 +59,7 @@ class Inputs(NamedTuple):
     )
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
+    targets: Scaling | None = None  # [R, K] of the targets of a model of `models.in_units`
     unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
 
 
@@ -83,6 +84,7 @@ def of_runs(
     num_classes: int = 0,
     scaling: Mapping[tuple[int, str], Scaling] | None = None,
     source: np.ndarray | None = None,
+    standardises: bool = False,
 ) -> Inputs:
     """Return the inputs of R runs, each leaf with a leading R.
 
@@ -98,7 +100,7 @@ def of_runs(
 
     With `num_classes` K above 0 evaluations also report the scores of the test examples class by
     class and in the proportions of each client's classes, where `source` is that of
-    `federation.test_shards`.
+    `federation.test_shards`. `standardises` is whether the network is one of `models.in_units`.
     """
     # Stack the different splits, then select by run: they are few and large.
     kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
@@ -155,10 +157,22 @@ def of_runs(
         variables=by_run(variables, [run.seed for run in runs]),
         detailed=detailed,
         scaling=by_run(scaling, [(run.seed, run.left_out) for run in runs]),
+        targets=by_run({at: _of_targets(each) for at, each in enumerate(trains)}, which.tolist())
+        if standardises
+        else None,
         unseen={
             name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
         },
     )
+
+
+def _of_targets(train: types.Federation) -> Scaling:
+    """Return the shift and the scale that give the targets of examples mean 0 and deviation 1."""
+    rows = np.concatenate(federations.parts_of(train))
+    y = np.asarray(train.data.y)[rows].astype(np.float64).reshape(len(rows), -1)
+    deviation = y.std(0)
+    scale = 1 / np.where(deviation > 0, deviation, 1)
+    return Scaling(y.mean(0).astype(np.float32), scale.astype(np.float32))
 
 
 def _padded(of_seeds: Sequence[types.Federation]) -> list[types.Federation]:

@@ -5,7 +5,7 @@ Axis letter: G groups of validation clients. Nothing here has an axis R: `progra
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,8 @@ def first_network(experiment: Experiment, inputs: Inputs, x: Tree) -> types.Vari
         variables = experiment.model.init(key, sample)
     if inputs.scaling is not None:
         variables = models.with_scaling(variables, inputs.scaling)
+    if inputs.targets is not None:
+        variables = models.with_targets(variables, inputs.targets)
     return variables
 
 
@@ -129,7 +131,9 @@ class OneRun:
 
     def algorithm(self, inputs: Inputs, round: Array | None = None) -> types.Algorithm:
         """Return the algorithm with the hyperparameters of a round; unscheduled without one."""
-        hyper = dict(inputs.hyper)
+        hyper: dict[str, Any] = dict(inputs.hyper)
+        if inputs.targets is not None:
+            hyper["targets"] = inputs.targets
         if round is not None:
             for name, factor in self.experiment.schedules.items():
                 hyper[name] = hyper[name] * factor(round)

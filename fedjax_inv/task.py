@@ -4,10 +4,12 @@ import difflib
 import functools
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -16,6 +18,7 @@ from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.objectives import DEFAULTS, SCORES, Score
 from fedjax_inv.types import Tree
 
+_WIDE = 10.0  # a deviation of targets at which usual learning rates diverge
 Factory = Callable[..., types.Algorithm]
 
 
@@ -32,10 +35,7 @@ class Task(NamedTuple):
 
         There may be more outputs than classes in the examples, as a class may have no example yet.
         """
-        # Shapes alone: to take an example would compile a program.
-        x = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), examples.x
-        )
+        x = _one(examples.x)
 
         def served(x: Tree) -> Tree:
             return models.predict(model, model.init(jax.random.key(0), x), x)
@@ -66,9 +66,22 @@ class Task(NamedTuple):
         self._check_means(outputs, labels)
         return shape[1]
 
+    def in_units(self, model: types.Model, examples: types.Examples) -> bool:
+        """Return whether the network is one of `models.in_units`; warn of values that want one."""
+        y = examples.y
+        if not (jax.tree_util.all_leaves([y]) and jnp.issubdtype(y.dtype, jnp.floating)):
+            return False
+        variables = jax.eval_shape(model.init, jax.random.key(0), _one(examples.x))
+        found = isinstance(variables.stats.head, models.InUnits)
+        deviation = float(np.asarray(y).std(0).max(initial=0))
+        if self.kind and not found and deviation > _WIDE:
+            text = f"y has the deviation {deviation:.3g}; models.in_units(model) trains on "
+            warnings.warn(f"{text}standardised targets", stacklevel=4)
+        return found
+
     def _check_means(self, outputs: Tree, y: Tree) -> None:
         """Raise UsageError unless the loss and the score are means of a batch, []."""
-        one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), y)
+        one = _one(y)
         mask = jax.ShapeDtypeStruct((1,), bool)
         for name, function in (("loss", self.loss), ("score", self.score.of_domains())):
             try:
@@ -93,6 +106,11 @@ class Task(NamedTuple):
             remedy = "for classes pass y.astype(int)"
         text = f"holds {self.kind}, and the network has outputs {_told(outputs)}; {remedy}"
         raise UsageError("y", y, text)
+
+
+def _one(arrays: Tree) -> Tree:
+    """Return the shapes of one example; to take it would compile a program."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), arrays)
 
 
 def _told(arrays: Tree) -> str:

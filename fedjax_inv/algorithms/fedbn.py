@@ -38,10 +38,11 @@ def in_norm(variables: types.Variables) -> Callable[[Path], bool]:
     Such a layer has statistics, whatever its name is. Or it has a scale, or a scale and a bias, and
     a word of its module path ends in "norm" or is "ln" or "gn", as in "GroupNorm_0" and "norm1".
     """
-    is_scaled = isinstance(variables.stats.body, models.Scaled)
+    kinds = models.Scaled, models.InUnits  # whose statistics lie a step deeper
+    deeper = [half for half, of in variables.stats._asdict().items() if isinstance(of, kinds)]
 
     def layer(path: Path) -> Path:
-        if is_scaled and path[:2] == ("stats", "body"):  # whose statistics lie a step deeper
+        if path[0] == "stats" and path[1] in deeper:
             path = ("", *path[1:2], *path[3:]) if path[2] == "network" else ()
         return path[1:-1]
 

@@ -35,10 +35,14 @@ from fedjax_inv.models.norms import FrozenBatchNorm as FrozenBatchNorm
 from fedjax_inv.models.norms import GroupNorm as GroupNorm
 from fedjax_inv.models.resnet import resnet18 as resnet18
 from fedjax_inv.models.resnet import resnet50 as resnet50
+from fedjax_inv.models.scaling import InUnits as InUnits
 from fedjax_inv.models.scaling import Scaled as Scaled
 from fedjax_inv.models.scaling import Scaling as Scaling
+from fedjax_inv.models.scaling import in_units as in_units
+from fedjax_inv.models.scaling import on_standard as on_standard
 from fedjax_inv.models.scaling import scaled as scaled
 from fedjax_inv.models.scaling import with_scaling as with_scaling
+from fedjax_inv.models.scaling import with_targets as with_targets
 from fedjax_inv.models.vit import vit as vit
 from fedjax_inv.models.wrappers import augmented as augmented
 from fedjax_inv.models.wrappers import computed_in as computed_in

@@ -160,6 +160,7 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path
     assert record["network"]["task"] == ran.kind
     # The network with these arrays has the score of the run.
     model = models.mlp(len(names), widths=(3,))
+    model = models.in_units(model) if ran.kind == "values" else model
     like = jax.eval_shape(model.init, jax.random.key(0), X[:1])
     outputs = models.predict(model, saved.load(folder / "model.safetensors", like), X[DOMAIN == 2])
     y = jnp.asarray(TARGETS[ran.kind][DOMAIN == 2])
