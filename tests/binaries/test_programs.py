@@ -1,0 +1,107 @@
+"""Programs are shared by cells whose keys are equal: then the programs must be equal, too."""
+
+from dataclasses import fields
+from typing import Any
+
+import jax
+import pytest
+
+from fedjax_inv.plan import Plan
+from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments.running import launch
+
+SMALL: dict[str, Any] = {"widths": (4,), "local_steps": 1, "rounds": 4, "eval_every": 2}
+SMALL |= {"seeds": (0,), "devices": "1"}
+COLORED: dict[str, Any] = {"environment": "colored"}
+STAINED: dict[str, Any] = {"environment": "stained"}
+SIMPSON: dict[str, Any] = {"environment": "simpson"}
+MIXED: dict[str, Any] = {"partition": "mixed", "clients": 6}
+DIRICHLET: dict[str, Any] = {"partition": "dirichlet", "clients": 6, "held_out": "none"}
+SHARDS: dict[str, Any] = {"partition": "shards", "clients": 6, "held_out": "none"}
+SPARSE: dict[str, Any] = {"frequency": 0.5}
+# A value of each flag that may leave a program as it is, and the flags with which it acts.
+CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dataset": ("moved_digits", {}),
+    "stride": (2, {}),
+    "max_examples": (900, {}),
+    "held_out": ("30", {}),
+    "validate": ("next", {}),
+    "test_fraction": (0.3, {"held_out": "none"}),
+    "environment": ("none", {}),
+    "data_seed": ("5", {}),
+    "angles": ((0.0, 20.0, 40.0, 50.0, 60.0, 75.0), {}),
+    "odd_angles": ((10.0,), {}),
+    "num_classes": (5, COLORED),
+    "flips": ((0.3, 0.2), COLORED),
+    "test_flip": (0.8, COLORED),
+    "label_noise": (0.1, COLORED),
+    "binarise": (False, COLORED),
+    "stain": ("background", STAINED),
+    "training_domains": (4, STAINED),
+    "domain_size": (100, STAINED),
+    "shading": ("random", SIMPSON),
+    "paradox": (0.5, SIMPSON),
+    "partition": ("iid", {"clients": 6}),
+    "alpha": (2.0, DIRICHLET),
+    "min_size": (20, DIRICHLET),
+    "classes_per_client": (3, SHARDS),
+    "mixing": (0.5, MIXED),
+    "clients": (7, MIXED),
+    "held_out_clients": (0.25, MIXED),
+    "partition_seed": ("3", MIXED),
+    "imbalance": (4.0, {}),
+    "wrong_labels": (0.5, {}),
+    "wrong_clients": (0.9, {"wrong_labels": 0.5}),
+    "pooled": (True, {}),
+    "cohort": (3, {}),
+    "sampling_rate": (0.5, {}),
+    "first_all": (True, {"cohort": 3}),
+    "buffer": (2, {"cohort": 3}),
+    "slow": (("0:2",), {}),
+    "lossy": (("0:0.5",), {}),
+    "dropout": (0.3, {}),
+    "frequency": (0.5, {}),
+    "sparse": (0.8, SPARSE),
+    "late": ("stale", {"dropout": 0.3}),
+    "missing": ("reuse", {"dropout": 0.3}),
+}
+OF_FILES = {"target_column", "domain_column", "client_column", "test_column", "group_column"}
+OF_FILES |= {"split_column", "image_column", "ignored_columns", "task", "data_dir", "image_size"}
+OF_FILES |= {"vocabulary", "text_length"}
+
+
+def text(plan: Plan) -> str:
+    """The lowered programs of a plan."""
+    plan = plan.placed()
+    jitted: Any = plan.program.jitted
+    arguments = plan.data, plan.inputs
+    states = jax.eval_shape(jitted.init, *arguments)
+    programs = [
+        jitted.init.lower(*arguments),
+        jitted.evaluate.lower(*arguments, states),
+        jitted.rounds.lower(*arguments, states, plan.part(1)),
+    ]
+    return "\n".join(program.as_text() for program in programs)
+
+
+@pytest.mark.slow
+def test_of_one_key_programs_are_the_same() -> None:
+    groups = (config.Data, config.Environment, config.Partition, config.Participation)
+    assert {field.name for group in groups for field in fields(group)} == OF_FILES | {*CHANGES}
+    flags = {"": {}} | {str(others): others for _, others in CHANGES.values()}
+    flags |= {name: {**others, name: value} for name, (value, others) in CHANGES.items()}
+    first: dict[Any, Plan] = {}
+    texts: dict[Any, str] = {}
+    shared = []
+    for name, more in flags.items():
+        assembled = assemble.assemble(config.of(**SMALL, **more))
+        plan = assembled.plan(assembled.cells[0])
+        key = launch.depends_on(assembled, assembled.cells[0], plan)
+        if key not in first:
+            first[key] = plan
+            continue
+        if key not in texts:
+            texts[key] = text(first[key])
+        assert text(plan) == texts[key], f"{name} changes the program, and not its key"
+        shared.append(name)
+    assert len(shared) > 20, shared
