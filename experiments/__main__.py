@@ -15,6 +15,7 @@ _PROGRAM = "fedjax-inv"
 _COMMANDS = {
     "train": ("train", "Trains one algorithm, or a grid of experiments."),
     "sweep": ("train", "The same."),
+    "compare": ("compare", "The rows of a file, each with flags of its own, in one table."),
     "evaluate": ("evaluate", "Scores of finished runs by domain, class and client; exports."),
     "show-data": ("show_data", "Images of every domain, and the examples of each client."),
     "paper": ("paper", "The tables and figures of a paper."),

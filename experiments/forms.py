@@ -25,8 +25,8 @@ _LATEX = str.maketrans(
         **dict(zip(_MARKS, (r"\textbf{", "}", r"\textit{", "}"), strict=True)),
     }
 )
-# A column of a paper, and the width of its page, in points (ICML's; other layouts are wider).
-_COLUMN, _PAGE = 234.0, 487.0
+# A column of a paper, and the width of its text, in points: those of LaTeX's article.
+_COLUMN, _PAGE = 229.0, 468.0
 _SIZES = {"small": 9, "footnotesize": 8, "scriptsize": 7}  # points
 _CHARACTER = 0.53  # the width of most characters, bold ones too, as a part of the font size
 _BETWEEN = 3  # points on both sides of a column

@@ -3,7 +3,8 @@
 import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_inv.inputs import Run
@@ -44,31 +45,65 @@ def of_record(record: Mapping[str, Any]) -> Cell:
     return Cell(**{**record, "runs": tuple(Run(**run) for run in record["runs"])})
 
 
+# The endings of files beside the folders.
+_OF_FILES = (".csv", ".json", ".md", ".pdf", ".png", ".tex")
+
+
 def folder_name(name: str) -> str:
     """The name with only characters that every file system allows."""
     return "".join(c if c.isalnum() or c in "=._-" else "-" for c in name)
 
 
-def folder_names(cells: Sequence[Cell]) -> dict[str, str]:
-    """A folder for each cell, by the cell's name; a checksum tells equal names apart."""
-    plain = {cell.name: folder_name(cell.name) for cell in cells}
-    taken = [folder.casefold() for folder in plain.values()]
+_LONGEST = 120  # characters of a folder's name
+
+
+def names_of_folders(names: Sequence[str], taken: Collection[str] = ()) -> dict[str, str]:
+    """A folder for each name; a checksum stands where two would clash.
+
+    It also ends a long name, and one that is hidden or ends as a file does.
+
+    taken: the folders that are there.
+    """
+    plain = {name: folder_name(name) for name in names}
+    used = [folder.casefold() for folder in [*plain.values(), *taken]]
+
+    def is_free(folder: str) -> bool:
+        is_plain = not folder.startswith(".") and Path(folder).suffix not in _OF_FILES
+        return is_plain and len(folder) <= _LONGEST and used.count(folder.casefold()) == 1
+
     return {
         name: folder
-        if taken.count(folder.casefold()) == 1
-        else f"{folder}-{zlib.crc32(name.encode()):08x}"
+        if is_free(folder)
+        else f"{folder[:_LONGEST].lstrip('.')}-{zlib.crc32(name.encode()):08x}"
         for name, folder in plain.items()
     }
 
 
-def short_labels(cells: Sequence[Cell]) -> list[str]:
-    """Names of cells for tables: the algorithm, and the settings in which its cells differ."""
-    labels = []
+def folder_names(cells: Sequence[Cell]) -> dict[str, str]:
+    """A folder for each cell, by the cell's name."""
+    return names_of_folders([cell.name for cell in cells])
+
+
+def _varied(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The settings in which each cell differs from others of its algorithm."""
+    varied = []
     for cell in cells:
         others = [other.settings for other in cells if other.algorithm == cell.algorithm]
-        varied = {k: v for k, v in cell.settings.items() if any(o[k] != v for o in others)}
-        labels.append(cell._replace(settings=varied).label)
-    return labels
+        varied.append({k: v for k, v in cell.settings.items() if any(o[k] != v for o in others)})
+    return varied
+
+
+def short_labels(cells: Sequence[Cell]) -> list[str]:
+    """Names of cells for tables: the algorithm, and the settings in which its cells differ."""
+    pairs = zip(cells, _varied(cells), strict=True)
+    return [cell._replace(settings=settings).label for cell, settings in pairs]
+
+
+def settings_of(cells: Sequence[Cell]) -> list[str]:
+    """How cells differ, besides the held-out domain: in the algorithm and its settings."""
+    if len({cell.algorithm for cell in cells}) > 1:
+        return short_labels(cells)
+    return [" ".join(f"{k}={v}" for k, v in settings.items()) for settings in _varied(cells)]
 
 
 def cells(

@@ -9,7 +9,6 @@ interrupted. The flags of train replace those of all rows.
 """
 
 import functools
-import importlib
 
 from absl import app, flags
 
@@ -27,7 +26,7 @@ def main(argv: list[str]) -> str:
 
     name = argv[0].replace("-", "_") if argv else ""
     check_known("paper", name, PAPERS)
-    paper = importlib.import_module(f"{__package__}.studies.{name}").PAPER
+    paper = study.paper(name)
     return study.run_all(paper, study.options(paper))
 
 

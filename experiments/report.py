@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from . import (
     forms,
     names,
     predictions,
+    run_figures,
     runs_csv,
     selection,
     tables,
@@ -37,7 +39,8 @@ def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> 
     config = assembled.config
     shown = data_figures.shown(assembled, assembled.cells[0].held_out)
     figures.draw(folder / "partition.png", data_figures.paint, *shown, key=(shown[-1], config))
-    figures.write(folder, cells, title=_title(config), rule=config.evaluation.select)
+    drawn = [_cell(config, cell) for cell in cells]
+    run_figures.write(folder, drawn, _title(config))
     return write_table(assembled, folder, cells)
 
 
@@ -59,14 +62,7 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
             seed: one for seed, one in of if int(seed) in config.training.seeds
         } | of_seed
     finished = [
-        tables.Cell(
-            cell.label,
-            cell.result,
-            config.evaluation.select,
-            cell.folder,
-            constants.get(selection.held_out_of(cell.result), {}),
-        )
-        for cell in cells
+        _cell(config, cell, constants.get(selection.held_out_of(cell.result), {})) for cell in cells
     ]
     text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
     runs_csv.write(folder / "runs.csv", finished)
@@ -80,6 +76,20 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
     return f"\n{title}\n\n{text}\n\n{selection.explained(config.evaluation.select)}\n{where}"
 
 
+def _cell(
+    config: Config, cell: FinishedCell, constant: tables.Constant = MappingProxyType({})
+) -> tables.Cell:
+    """A cell for tables and figures."""
+    return tables.Cell(
+        cell.label,
+        cell.result,
+        config.evaluation.select,
+        cell.folder,
+        constant,
+        name=names.named(cell.label),
+    )
+
+
 def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
     """The table that compares methods, with the numbers of --paper; None if there is none."""
     of_algorithm = dict(entry.split("=", 1) for entry in config.output.paper)
@@ -88,7 +98,6 @@ def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
     return tables.main_table(
         cells,
         numbers={"paper": numbers} if of_algorithm else {},
-        names={label: names.named(label) for label in labels},
     )
 
 

@@ -33,8 +33,9 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
+from . import grid
+from .config import NAMES
 from .errors import near
-from .flags import NAMES
 from .selection import RULES
 
 _SETTINGS = ("set", "optimizer_set")  # flags that hold tables
@@ -50,6 +51,11 @@ class Row(NamedTuple):
     x: str = ""  # the x of that point
     start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
     own: tuple[str, ...] = ()  # flags that those of the command line do not replace
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder with its runs, where no other row's is the same."""
+        return grid.folder_name(self.label)
 
 
 class Number(NamedTuple):

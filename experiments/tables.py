@@ -54,6 +54,7 @@ class Cell(NamedTuple):
     folder: Path = Path()  # with its log
     constant: Constant = MappingProxyType({})  # without classes empty
     tests: Tests = ()
+    name: str = ""  # how papers call the method; "" for its label
 
     @property
     def held_out(self) -> str:
@@ -73,6 +74,11 @@ class Main(NamedTuple):
     columns: Sequence[Column] = ()  # the scores that are compared, also those of seeds that survive
     latex: Sequence[pd.DataFrame] = ()  # for papers: the first that fits is written
     about: str = ""  # what the numbers of a paper's table are
+
+
+def names_of(cells: Iterable[Cell]) -> dict[str, str]:
+    """The names of methods, by their labels."""
+    return {cell.label: cell.name or cell.label for cell in cells}
 
 
 def score_on(domain: Any) -> float:
@@ -219,7 +225,6 @@ def main_table(
     *,
     rules: Sequence[str] = (),
     numbers: Mapping[str, Mapping[str, str]] | None = None,
-    names: Mapping[str, str] | None = None,
 ) -> Main | None:
     """The test scores at the selected evaluations, a row for each method; None if there are none.
 
@@ -231,7 +236,6 @@ def main_table(
     rules: of selection; the first is that of the cells.
     numbers: of a paper: heading -> label -> text. "paper: NAME" stands beside our column NAME, and
         others stand last.
-    names: label -> how a paper's table calls it.
     """
     rows, measure, numbers = selected(cells), cells[0].result.score, numbers or {}
     if rows["why"].notna().all():
@@ -264,15 +268,30 @@ def main_table(
         del columns[1]  # the worst of all domains stands in the table by domain
     labels = [*rows["method"].unique(), *([CONSTANT] if constants else [])]
     shown = table(f"held-out {measure.heading()}", labels, _beside(columns, numbers))
-    of_paper = [columns[:-1], [each for each in columns if each[0] in ("mean", "worst domain")]]
-    latex = [table("method", labels, _beside(each, numbers)) for each in of_paper if each]
-    for each in latex:
-        each["method"] = [(names or {}).get(label, label) for label in labels]
+    scored = columns[: -1 - len(further)]
+    narrow = [each for each in scored if each[0] in ("mean", "worst domain")]
+    latex = [
+        _for_paper(labels, _beside(each, numbers), names_of(cells))
+        for each in (columns[:-1], scored, narrow)
+        if each
+    ]
     tests = {cell.label: cell.tests for cell in cells}
     compared = with_rules(scores(selected(cells, surviving=True), measure, tests))
     num_seeds = rows["seed"].nunique()
     over = f", mean ± standard deviation over {num_seeds} seeds" if num_seeds > 1 else ""
     return Main(shown, compared, latex, f"Held-out {measure.heading()}{over}.")
+
+
+def _for_paper(
+    labels: Sequence[str], columns: Sequence["_Shown"], names: Mapping[str, str]
+) -> pd.DataFrame:
+    """A table for a paper: short headings, names in place of labels, and no empty row."""
+    short = {"worst domain": "worst", RULE_HEADINGS["oracle"]: "oracle"}
+    shown = [(short.get(heading, heading), texts) for heading, texts in columns]
+    there = [label for label in labels if any(texts.get(label) for _, texts in columns)]
+    frame = table("method", there, shown)
+    frame["method"] = [names.get(label, label) for label in there]
+    return frame
 
 
 _PAPER = "paper: "  # before the name of a column of ours
@@ -577,7 +596,7 @@ def write(
     baseline: the method from which differences are shown; "" for the first.
     more: further parts.
     """
-    grid, others = (_beside_path(path, name) for name in ("grid", "differences"))
+    grid, others = (beside(path, name) for name in ("grid", "differences"))
     if _has_grid(cells):
         forms.write_markdown(grid.with_suffix(".md"), [settings_table(cells)], title)
     else:
@@ -597,7 +616,7 @@ def write(
     about = [ABOUT_BEST] if any(map(marks, main.columns)) else []
     has_one = main.table.map(lambda cell: ONE in str(cell)).to_numpy().any()
     about += [ABOUT_ONE] if has_one else []
-    notes = [f"{title}." if title else "", main.about, caption, *about]
+    notes = [caption or (f"{title}." if title else ""), main.about, *about]
     forms.write_latex(
         path.with_suffix(".tex"), main.latex or [main.table], " ".join(filter(None, notes))
     )
@@ -631,5 +650,6 @@ def _details(cells: Sequence[Cell]) -> list[Part]:
     return [*parts, choices_table(rows, measure)]
 
 
-def _beside_path(path: Path, name: str) -> Path:
+def beside(path: Path, name: str) -> Path:
+    """The file beside a table, which begins with the table's name unless that is "table"."""
     return path.with_name(name if path.name == "table" else f"{path.name}_{name}")

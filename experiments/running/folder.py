@@ -116,6 +116,15 @@ def check_sweep(folder: Path) -> None:
         raise UsageError("--run_dir", folder, "is neither empty nor a sweep; choose another")
 
 
+def check_rows(folder: Path) -> None:
+    """Raises UsageError if a folder holds runs of `train`, or files but no rows."""
+    if (folder / "config.json").exists() or (folder / "result.json").exists():
+        raise UsageError("--run_dir", folder, "holds runs of train; choose another")
+    has_rows = any(folder.glob("*/row.json")) or any(folder.glob("*/*/config.json"))
+    if not (has_rows or _is_empty(folder)):
+        raise UsageError("--run_dir", folder, "is neither empty nor of compare; choose another")
+
+
 def _is_empty(path: Path) -> bool:
     """Whether nothing is there but what a process leaves that dies before its run begins."""
     if path.is_dir():
@@ -255,13 +264,21 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
     """
     record = begun(folder)
     factories.check_named(record.flags, named)
-    try:
-        chosen = config.from_record(record.flags)
-    except (TypeError, ValueError):
-        raise _unreadable(folder) from None
+    chosen = flags_of(folder)
     if record.cell.algorithm not in chosen.method.algorithm:
         raise _unreadable(folder)
     return chosen, record.cell.restored()
+
+
+def flags_of(folder: Path) -> Config:
+    """The flags of a run; no code that they name is imported.
+
+    Raises UsageError if config.json is damaged, or was written by another version.
+    """
+    try:
+        return config.from_record(begun(folder).flags)
+    except (TypeError, ValueError):
+        raise _unreadable(folder) from None
 
 
 def begun(folder: Path) -> Begun:

@@ -152,6 +152,13 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     note: str | None = None  # what else is known about a table whose runs left no record
 
 
+class Row(Record, frozen=True):
+    """row.json: a row that has run in a folder."""
+
+    label: str
+    number: int  # in the order in which rows first ran there
+
+
 class Begun(Record, frozen=True):
     """config.json: the flags and the cell of a folder, and its provenance."""
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from .. import forms, selection
 from ..running.records import Line, Record
@@ -67,47 +66,6 @@ def colours(data: str) -> list[Row]:
 
 
 _DOMAINS = ("rotated_mnist", "pacs", "rotated_digits")
-# FedAvg's learning rates in the study of domains; the two of the other methods are among them.
-_FOUR_RATES = {
-    "rotated_mnist": "0.005,0.01,0.02,0.05",
-    "pacs": "0.005,0.01,0.03,0.05",
-    "rotated_digits": "0.1,0.2,0.35,0.5",
-}
-# V-REx and FedDG-GA have weights of their own in place of the preset's "uniform". With other
-# --rounds FedDG-GA needs another --set=num_rounds.
-_OWN_WEIGHTS = "--set=weighting="
-_GENERALISING = {
-    "V-REx": ("--algorithm=vrex", _OWN_WEIGHTS, "--set=beta=0.1,1.0"),
-    "FedGMA": ("--algorithm=fedgma", "--set=agreement=0.4,0.8"),
-    "FedDG-GA": (
-        *("--algorithm=feddg_ga", _OWN_WEIGHTS, "--set=step_size=0.05,0.2"),
-        "--set=num_rounds=30",
-    ),
-    "FedSR": ("--algorithm=fedsr", "--set=l2r=0.01,0.1"),
-}
-
-
-def domains(data: str) -> list[Row]:
-    """Table II: each domain is held out in turn; each method chooses among four settings.
-
-    PACS has four methods of domain generalisation besides those of the paper.
-    """
-    preset = (f"--preset={data}_domains",)
-    # Four settings each: FedAvg has four rates, the others two rates and two values of their own.
-    tuned = {
-        "FedAvg": ("--algorithm=fedavg", f"--learning_rate={_FOUR_RATES[data]}"),
-        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
-        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
-        "FedIPG-large": (
-            *("--algorithm=fedipg", "--set=penalty=100.0,10000.0", "--set=penalty_on=classifier"),
-            *("--set=scale_loss=true", "--set=warmup_rounds=10"),
-        ),
-    }
-    if data == "pacs":  # the map has them under rotations
-        tuned |= _GENERALISING
-    return [Row(name, (*preset, *flags)) for name, flags in tuned.items()]
-
-
 _SWEPT = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # Fig. 4's range and beyond
 
 
@@ -121,17 +79,6 @@ def penalties(data: str) -> list[Row]:
         Row(f"penalty on {part}", (*flags, f"--set=penalty_on={part}"), part)
         for part in ("all", "classifier")
     ]
-
-
-def combinations(data: str) -> list[Row]:
-    """Fig. 5: each of ten rules from digit to colour is held out in turn."""
-    preset = f"--preset=combinations_{data}"
-    tuned = {
-        "FedAvg": ("--algorithm=fedavg", "--learning_rate=0.01,0.02,0.05,0.1"),
-        "FedIIR": ("--algorithm=fediir", "--set=penalty=0.001,0.01"),
-        "FedIPG": ("--algorithm=fedipg", "--set=penalty=0.001,0.01"),
-    }
-    return [Row(name, (preset, *flags)) for name, flags in tuned.items()]
 
 
 # Table III: coloured part -> number of clients, and examples of each; fewer for digits.
@@ -230,34 +177,9 @@ def _megabytes(run: Record, at: Record) -> float:
     return last["bytes"] / last["played"] * at["round"] / 1e6
 
 
-def _by_domain(result: RowResult) -> Cells:
-    """Test accuracy by held-out domain, their mean and the worst."""
-    oracle = [selection.choose(result.row.label, cell.result, "oracle") for cell in result.cells]
-    best = [[line["test_score"] for line in chosen.selected] for chosen in oracle if chosen]
-    scores = _scores_by_domain(result).items()
-    return {
-        "selected by": result.config.evaluation.select,
-        **{heading: forms.percent([*of.values()]) for heading, of in scores},
-        "mean by oracle, %": forms.percent(np.mean(best, 0)),
-    }
-
-
 _scores = study.scores(
     _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result)}
 )
-
-
-def _scores_by_domain(result: RowResult) -> study.ByHeading:
-    """Test accuracy by held-out domain, their mean and the worst, of seeds in all domains."""
-    by_domain = pd.DataFrame(
-        {
-            f"{cell.held_out}, %": {run["seed"]: run["selected"]["test_score"] for run in cell.runs}
-            for cell in result.cells
-        }
-    )
-    whole = by_domain.dropna()
-    over = {"mean, %": whole.mean(axis=1), "worst, %": whole.min(axis=1)}
-    return {name: of.dropna().to_dict() for name, of in (dict(by_domain.items()) | over).items()}
 
 
 def _held(lines: Sequence[Line], times: int = 1) -> Line | None:
@@ -438,9 +360,7 @@ NUMBERS = study.numbers_of("fedipg")
 
 
 def numbers(result: RowResult, data: str) -> Cells:
-    """The paper's numbers of a row; those of held-out domains are means over all of them."""
-    if data in _DOMAINS and result.config.data.held_out != "all":
-        return {}
+    """The paper's numbers of a row."""
     at = (result.row.label, data)
     return {f"paper: {each.column}": each.value for each in NUMBERS if (each.row, each.data) == at}
 
@@ -462,7 +382,6 @@ _ABOUT_ENDS = (
 )
 # Tables of what a rule selects, of a domain or of each held-out domain.
 _selected_by = partial(Study, numbers=numbers, caption=_ABOUT_SELECTION)
-_each_domain = partial(_selected_by, columns=_by_domain, scores=_scores_by_domain)
 PAPER = study.Paper(
     "fedipg",
     DATA,
@@ -474,9 +393,9 @@ PAPER = study.Paper(
             scores=_scores,
             data=tuple(_COLORED),
         ),
-        "domains": _each_domain(domains, data=_DOMAINS),
+        "domains": study.of_file("fedipg_domains"),
         "penalties": Study(penalties, _by_penalty, numbers, {"": draw_penalties}, data=_DOMAINS),
-        "combinations": _each_domain(combinations, data=("mnist", "digits")),
+        "combinations": study.of_file("fedipg_combinations"),
         "stains": _selected_by(stains, _accuracies, figures={"": draw_stains}, data=tuple(_STAINS)),
         "ends": Study(ends, _by_end, data=("colored_mnist", _MOVED), caption=_ABOUT_ENDS),
         "exit": Study(

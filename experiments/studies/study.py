@@ -4,86 +4,27 @@ A paper is a file of this folder with its studies. Each row has its own folder o
 runs stay there. So a study can be interrupted, and the studies of a paper share runs.
 """
 
-import csv
+import importlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from absl import flags
 
-from fedjax_inv.ahead import DEPTH, Ahead
-from fedjax_inv.checks import UsageError
-
-from .. import command_line, forms, grid, machine, report, runs_csv, selection, sheet, tables
-from ..config import Config, Participation, Partition
+from .. import command_line, forms, machine, report, row_runs, runs_csv, selection, sheet, tables
+from ..config import Participation, Partition
 from ..differences import Column, Scores
 from ..errors import check_known
-from ..running import divergence, files, launch, log, records
-from ..running.records import Line, Result, RunResult, Sweep
+from ..row_runs import CellResult, RowResult, configs, overrides, run, with_labels
+from ..rows import Number, Row, RowsFile, read, read_numbers
+from ..running import divergence, files, records
 from ..studies import drawings
 
-
-class Row(NamedTuple):
-    """A row of a table."""
-
-    label: str
-    flags: tuple[str, ...]  # of `train`
-    series: str = ""  # the line in a figure on which the row is a point
-    x: str = ""  # the x of that point
-    start: str = ""  # the folder of its initial network: a row's folder / a cell's folder
-
-    @property
-    def folder(self) -> str:
-        """The name of the folder with its runs."""
-        return grid.folder_name(self.label)
-
-
-class CellResult(NamedTuple):
-    """The finished runs of a cell: one algorithm and held-out domain."""
-
-    held_out: str
-    runs: list[RunResult]  # with the selected hyperparameters, one per seed; [] if none
-    logs: list[list[Line]]  # the lines of metrics.jsonl of each of these runs
-    result: Result  # of all runs
-    folder: Path = Path()
-    constant: tables.Constant = MappingProxyType({})  # without classes empty
-
-
-class RowResult(NamedTuple):
-    """The finished runs of a row."""
-
-    row: Row
-    config: Config
-    cells: list[CellResult]
-
-    @property
-    def only(self) -> CellResult:
-        """The cell of a row with a single cell."""
-        (cell,) = self.cells
-        return cell
-
-    @property
-    def selected(self) -> list[Line]:
-        """The selected evaluation of each seed, of a row with a single cell."""
-        return [run["selected"] for run in self.only.runs]
-
-    @property
-    def last(self) -> list[Line]:
-        """The last evaluation of each seed, of a row with a single cell."""
-        return [run["last"] for run in self.only.runs]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether each cell has selected runs."""
-        return all(cell.runs for cell in self.cells)
-
-
+_HERE = Path(__file__).parent
 # (path of the picture, data set, rows) -> the line to print about the picture
 Draw = Callable[[Path, str, Sequence[RowResult]], str]
 Cells = dict[str, str]  # heading -> text, of a row of a table
@@ -93,7 +34,7 @@ ByHeading = dict[str, Scores]  # the scores of a row by seed, for columns of its
 class Study(NamedTuple):
     """A table of a paper, and its figures."""
 
-    rows: Callable[[str], list[Row]]  # of a data set
+    rows: Callable[[str], Sequence[Row]]  # of a data set
     columns: Callable[[RowResult], Cells] = lambda result: {}  # our results
     numbers: Callable[[RowResult, str], Cells] = lambda result, data: {}  # the paper's
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
@@ -101,16 +42,7 @@ class Study(NamedTuple):
     data: Sequence[str] = ()  # the data sets that it takes; () for those of the paper
     draws_rows: bool = True  # whether each row draws its curves and its partition
     caption: str = ""  # what its columns need besides the paper's caption
-
-
-class Number(NamedTuple):
-    """A number that a paper prints."""
-
-    source: str  # its table or figure
-    row: str
-    data: str
-    column: str
-    value: str  # as printed
+    file: RowsFile | None = None  # of its rows, for a table as of `compare`
 
 
 class Options(NamedTuple):
@@ -141,10 +73,25 @@ class Paper(NamedTuple):
     write: Callable[[Path, list[RowResult], Options], str] | None = None
 
 
+def paper(name: str) -> Paper:
+    """A paper: that of a module of this folder, or else of the files of rows with its name."""
+    if (_HERE / f"{name}.py").exists():
+        module: Any = importlib.import_module(f"{__package__}.{name}")
+        return module.PAPER
+    files_of_rows = sorted(_HERE.glob(f"{name}_*.toml"))
+    studies = {path.stem.removeprefix(f"{name}_"): of_file(path.stem) for path in files_of_rows}
+    return Paper(name, (), studies, caption="")
+
+
+def of_file(name: str) -> Study:
+    """The study of a file of rows in this folder."""
+    file = read(_HERE / f"{name}.toml")
+    return Study(file.rows.__getitem__, data=tuple(file.rows), draws_rows=False, file=file)
+
+
 def numbers_of(paper: str) -> list[Number]:
     """The numbers of a paper, from numbers/PAPER.csv."""
-    lines = (Path(__file__).parent / "numbers" / f"{paper}.csv").read_text().splitlines()
-    return [Number(**line) for line in csv.DictReader(x for x in lines if not x.startswith("#"))]
+    return read_numbers(_HERE / "numbers" / f"{paper}.csv")
 
 
 def options(paper: Paper, own: Any = None) -> Options:
@@ -152,21 +99,11 @@ def options(paper: Paper, own: Any = None) -> Options:
     found = flags.FLAGS
     chosen = found.study or next(iter(paper.studies))
     check_known("study", chosen, paper.studies)
-    if found["algorithm"].present:
-        raise UsageError("--algorithm", ..., "must be left out, as --rows selects rows")
     taken = paper.studies[chosen].data or paper.data
     for data in found.data:
         check_known("data", data, taken)
     folder = Path(os.path.expanduser(found.run_dir or f"runs/{paper.name}"))
-    overrides = tuple(word for word in command_line.given() if not word.startswith("--run_dir="))
-    return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides, own)
-
-
-def with_labels(rows: Sequence[Row], labels: Sequence[str]) -> list[Row]:
-    """The rows with these labels, or all if there are no labels."""
-    for label in labels:
-        check_known("rows", label, [row.label for row in rows])
-    return [row for row in rows if not labels or row.label in labels]
+    return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides(), own)
 
 
 def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
@@ -174,66 +111,6 @@ def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
     if paper.select:
         return paper.select(data, options)
     return with_labels(paper.studies[options.study].rows(data), options.rows)
-
-
-def configs(rows: Sequence[Row], folder: Path, overrides: Sequence[str] = ()) -> list[Config]:
-    """The flags of each row, whose runs lie in `folder`."""
-    result = []
-    for row in rows:
-        places = [f"--run_dir={folder / row.folder}", "--resume"]
-        places += [f"--init_from={folder / row.start}"] if row.start else []
-        try:
-            words = ["--nonfinite=mark", *row.flags, *overrides, *places]
-            result.append(command_line.of_arguments(words))
-        except UsageError as error:
-            raise UsageError(row.label, ..., str(error)) from None
-    return result
-
-
-def run(
-    rows: Sequence[Row], configs: Sequence[Config], write: launch.Report = report.write
-) -> list[RowResult]:
-    """Runs the rows that are not finished; while one runs, the programs of the next ones compile.
-
-    write: writes the tables and figures of a row.
-    """
-    machine.connect(configs[0])  # before rows are prepared in threads
-    shared, results = launch.Programs(), []
-    with Ahead() as ahead:
-
-        def prepared(index: int) -> launch.Launch:
-            label = f"{rows[index].label} ({index + 1} of {len(rows)})"
-            place = Path(configs[index].output.run_dir)
-            ready = launch.prepared(
-                configs[index], place, in_folders=True, shared=shared, label=label
-            )
-            ready.compile_ahead(ahead)
-            return ready
-
-        for index, (row, chosen) in enumerate(zip(rows, configs, strict=True)):
-            for later in range(index + 1, min(index + 1 + DEPTH, len(rows))):
-                if not rows[later].start:  # the network of another row
-                    ahead.begin(later, partial(prepared, later))
-            ahead.take(index, partial(prepared, index)).run(write, ahead)
-            results.append(result_of(row, chosen))
-    return results
-
-
-def result_of(row: Row, chosen: Config) -> RowResult:
-    """The results of a row that has run."""
-    place, cells = Path(chosen.output.run_dir), []
-    sweep = records.read(place / "result.json", Sweep)
-    names = grid.folder_names([result.cell.restored() for result in sweep.cells]).values()
-    for result, name in zip(sweep.cells, names, strict=True):
-        held_out = selection.held_out_of(result)
-        constant = sweep.constants.get(held_out, {})
-        cell = CellResult(held_out, [], [], result, place / name, constant)
-        if picked := selection.choose(row.label, result, chosen.evaluation.select):
-            lines = log.read(cell.folder, picked.runs[0].last.round)
-            logs = [[line for line in lines if line.run == index] for index in picked.indices]
-            cell = cell._replace(runs=picked.runs, logs=logs)
-        cells.append(cell)
-    return RowResult(row, chosen, cells)
 
 
 def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
@@ -341,7 +218,8 @@ def run_all(paper: Paper, options: Options) -> str:
     todo = {}
     for data in options.data:
         rows = rows_of(paper, data, options)
-        todo[data] = rows, configs(rows, options.folder / data, options.overrides)
+        source = study.file.path if study.file else None
+        todo[data] = rows, configs(rows, options.folder / data, options.overrides, source)
     machine.prepare(todo[options.data[0]][1][0])
     # The table of some rows or columns must not overwrite that of all.
     is_part = bool(options.rows or getattr(options.own, "columns", ()))
@@ -350,7 +228,9 @@ def run_all(paper: Paper, options: Options) -> str:
     for data, (rows, chosen) in todo.items():
         results = run(rows, chosen, report.write if study.draws_rows else report.write_table)
         path = options.folder / data / name
-        if paper.write:
+        if study.file:
+            texts.append(row_runs.write(path, study.file, data, results))
+        elif paper.write:
             texts.append(paper.write(path, results, options))
         else:
             texts.append(write_tables(path, paper, study, data, results))
@@ -373,13 +253,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
 
 def cells_of(rows: Iterable[RowResult]) -> list[tables.Cell]:
     """The cells of rows, for tables."""
-    return [
-        tables.Cell(
-            row.row.label, cell.result, row.config.evaluation.select, cell.folder, cell.constant
-        )
-        for row in rows
-        for cell in row.cells
-    ]
+    return [cell for row in rows for cell in row.tables()]
 
 
 def _caption(paper: Paper, study: Study) -> str:

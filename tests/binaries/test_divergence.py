@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedjax_inv_experiments import config, forms, selection, tables
+from fedjax_inv_experiments import config, forms, row_runs, selection, tables
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.running import divergence
 from fedjax_inv_experiments.running.progress import Progress
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
@@ -168,12 +169,12 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
 
 
 def test_the_tables_of_papers_count_what_diverged() -> None:
-    def finished(rates: Rates, label: str = "x") -> study.RowResult:
+    def finished(rates: Rates, label: str = "x") -> row_runs.RowResult:
         of = result(rates)
         picked = selection.choose("x", of)
         runs = picked.runs if picked else []
-        cell = study.CellResult("80", runs, [[] for _ in runs], of)
-        return study.RowResult(study.Row(label, ()), config.of(), [cell])
+        cell = row_runs.CellResult("80", runs, [[] for _ in runs], of)
+        return row_runs.RowResult(Row(label, ()), config.of(), [cell])
 
     def row(rates: Rates) -> dict[str, Any]:
         return study.line(fedipg.PAPER, of_study, "digits", finished(rates))

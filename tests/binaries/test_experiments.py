@@ -24,9 +24,9 @@ from fedjax_inv_experiments import (
     assemble,
     build,
     config,
-    figures,
     forms,
     grid,
+    run_figures,
     selection,
     tables,
     train,
@@ -355,7 +355,7 @@ def test_a_marked_run_is_never_selected(
     # A figure of an earlier selection is none of these runs.
     for stale in ("curves.png", "domains.pdf"):
         (tmp_path / stale).touch()
-    figures.write(tmp_path, [("fedipg", folder / "fedipg-80", result)], title="")
+    run_figures.write(tmp_path, [cells[0]._replace(folder=folder / "fedipg-80")], "")
     assert {path.name for path in tmp_path.iterdir()} == {"table.md", "grid.md"}
 
 

@@ -19,6 +19,7 @@ from fedjax_inv_experiments import (
     config,
     factories,
     paper,
+    row_runs,
     sheet,
     start,
     train,
@@ -75,6 +76,9 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     assert name in COMMANDS
     importlib.import_module(f"fedjax_inv_experiments.{COMMANDS[name][0]}")
     with parsed(*arguments) as words:
+        if name == "compare":  # of a file that the page shows
+            assert words == ["rows.toml"]
+            return
         if name not in ("paper", "map"):
             assert not words
             assert command_line.chosen()
@@ -82,14 +86,13 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
         of = map_table.MAP
         if name == "paper":
             assert words[0].replace("-", "_") in paper.PAPERS
-            place = f"fedjax_inv_experiments.studies.{words[0].replace('-', '_')}"
-            of = importlib.import_module(place).PAPER
+            of = study.paper(words[0].replace("-", "_"))
         options = study.options(of, map_table.Own() if name == "map" else None)
     if options.study == "severity":  # needs a finished map
         options = options._replace(rows=("fedprox",))
     for data in options.data:
         rows = study.rows_of(of, data, options)
-        assert study.configs(rows, folder, options.overrides)
+        assert row_runs.configs(rows, folder, options.overrides)
 
 
 @pytest.mark.parametrize("name", sorted({module for module, _ in COMMANDS.values()}))
@@ -112,7 +115,7 @@ def test_the_commands_of_a_page_parse(page: str, tmp_path: Path) -> None:
         check(name, arguments, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "show-data", "paper", "map"])
+@pytest.mark.parametrize("name", ["train", "evaluate", "show-data", "paper", "compare", "map"])
 def test_help_imports_no_jax(name: str) -> None:
     code = (
         "import sys; from experiments import __main__; sys.argv[0] = 'fedjax-inv'\n"
@@ -142,5 +145,5 @@ def test_a_row_of_a_study_may_have_what_a_flag_of_the_command_needs(tmp_path: Pa
     words = ("--study=classes", "--data=colored_mnist", "--stop_below=0.5")
     chosen = runs.options(of, *words)
     rows = study.rows_of(of, "colored_mnist", chosen)
-    configs = study.configs(rows, tmp_path, chosen.overrides)
+    configs = row_runs.configs(rows, tmp_path, chosen.overrides)
     assert {one.evaluation.stop_below for one in configs} == {(0.5,)}

@@ -1,20 +1,16 @@
 """The file of every paper."""
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
 
 import slow
-from fedjax_inv_experiments import grid, studies
+from fedjax_inv_experiments import grid, row_runs, studies
 from fedjax_inv_experiments.paper import PAPERS
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import study
 from runs import options, others
-
-
-def paper(name: str) -> study.Paper:
-    return importlib.import_module(f"{studies.__name__}.{name}").PAPER
 
 
 @pytest.mark.parametrize(
@@ -30,22 +26,24 @@ def test_printed_numbers_stand_once_and_are_of_rows_and_data_of_the_paper(name: 
 
 def test_every_file_is_listed() -> None:
     (folder,) = studies.__path__
-    files = Path(folder).glob("*.py")
-    assert {path.stem for path in files if "\nPAPER = " in path.read_text()} == set(PAPERS)
+    modules = {path.stem for path in Path(folder).glob("*.py") if "\nPAPER = " in path.read_text()}
+    assert modules <= {*PAPERS}
+    for path in Path(folder).glob("*.toml"):
+        name = next(name for name in PAPERS if path.stem.startswith(f"{name}_"))
+        assert path.stem.removeprefix(f"{name}_") in study.paper(name).studies
 
 
 @pytest.mark.parametrize("name", slow.after(1, reversed(PAPERS)))
 def test_every_row_is_a_run_of_its_own(name: str, tmp_path: Path) -> None:
-    chosen = paper(name)
+    chosen = study.paper(name)
     assert chosen.name == name
     for study_name, each in chosen.studies.items():
-        assert {*each.data} <= {*chosen.data}
         for data in each.data or chosen.data:
             rows = each.rows(data)
             assert len({row.label for row in rows}) == len(rows) > 1, study_name
             assert not any("," in row.label for row in rows)  # --rows takes several with commas
             assert len({row.folder.casefold() for row in rows}) == len(rows)
-            configs = study.configs(rows, tmp_path)
+            configs = row_runs.configs(rows, tmp_path)
             alike = {str(vars(c) | {"run_dir": ""}) for c in configs}
             assert len(alike) == len(rows)
             for one in configs:
@@ -65,10 +63,10 @@ OWN = {"algorithm", "set", "learning_rate", "momentum", "cut", "run_dir"}
 def test_methods_have_as_many_settings_in_the_same_federation(
     name: str, study_name: str, tmp_path: Path
 ) -> None:
-    chosen = paper(name)
+    chosen = study.paper(name)
     each = chosen.studies[study_name]
     for data in each.data or chosen.data:
-        configs = study.configs(each.rows(data), tmp_path)
+        configs = row_runs.configs(each.rows(data), tmp_path)
         assert len({str(others(one, OWN)) for one in configs}) == 1
         for one in configs:
             (cell,) = grid.cells(one, [None])
@@ -76,13 +74,25 @@ def test_methods_have_as_many_settings_in_the_same_federation(
 
 
 def test_a_study_takes_the_first_of_its_data_by_default() -> None:
-    assert options(paper("fedipg"), "--study=domains").data == ("rotated_mnist",)
-    assert options(paper("fedipg")).data == ("colored_mnist",)
+    assert options(study.paper("fedipg"), "--study=domains").data == ("rotated_mnist",)
+    assert options(study.paper("fedipg")).data == ("colored_mnist",)
 
 
 def test_rows_are_chosen_by_their_labels() -> None:
-    rows = [study.Row(label, ()) for label in "abc"]
-    assert study.with_labels(rows, []) == rows
-    assert study.with_labels(rows, ["c", "a"]) == [rows[0], rows[2]]  # in the order of the study
+    rows = [Row(label, ()) for label in "abc"]
+    assert row_runs.with_labels(rows, []) == rows
+    assert row_runs.with_labels(rows, ["c", "a"]) == [rows[0], rows[2]]  # in the order of the study
     with pytest.raises(ValueError, match="--rows"):
-        study.with_labels(rows, ["A"])
+        row_runs.with_labels(rows, ["A"])
+
+
+def test_rules_of_selection_are_compared_on_equal_terms() -> None:
+    rows = study.paper("selection").studies["rules"].rows("colored_mnist")
+    configs = row_runs.configs(rows, Path("runs"))
+    own = {"run_dir", "algorithm", "set", "learning_rate", "pooled", "batch_size"}
+    assert len({str(others(one, own)) for one in configs}) == 1
+    for one in configs:
+        (cell,) = grid.cells(one, [None])
+        assert len(cell.runs) == 2 * len(one.training.seeds)
+        # Two clients, or one with the examples of both.
+        assert one.training.batch_size == (1000 if one.partition.pooled else 500)

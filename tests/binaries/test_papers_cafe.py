@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import build, command_line, figures, grid
+from fedjax_inv_experiments import build, command_line, figures, grid, row_runs
+from fedjax_inv_experiments.row_runs import RowResult
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import cafe, study
-from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
+from fedjax_inv_experiments.studies.study import Cells
 
 
 def test_a_label_is_one_run_in_all_studies() -> None:
@@ -74,12 +76,12 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult
     ]
     worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
     result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
-    cell = study.CellResult("test", runs, logs, result)
+    cell = row_runs.CellResult("test", runs, logs, result)
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
 def named(rows: list[Row], label: str) -> Row:
-    (row,) = study.with_labels(rows, [label])
+    (row,) = row_runs.with_labels(rows, [label])
     return row
 
 

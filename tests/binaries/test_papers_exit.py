@@ -9,9 +9,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
-from fedjax_inv_experiments import command_line, figures
+from fedjax_inv_experiments import command_line, figures, row_runs
+from fedjax_inv_experiments.row_runs import RowResult
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
-from fedjax_inv_experiments.studies.study import RowResult
 from runs import options, states
 
 SMALL = (
@@ -43,11 +44,11 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
-    (row,) = study.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
+    (row,) = row_runs.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
     chosen = command_line.of_arguments([*row.flags, "--dataset=mine.npz"])
     domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
     line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
-    cell = study.CellResult("test", [{}], [[line]], {})
+    cell = row_runs.CellResult("test", [{}], [[line]], {})
     cells = exit_strategy.exit_columns(RowResult(row, chosen, [cell]))
     assert cells["rounds to loss 1.0"] == "20.0"
     assert cells["all clients, %"] == "50.0"
@@ -83,9 +84,9 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
         assert (folder / f"exit_some{ending}.png").read_bytes().startswith(b"\x89PNG")
 
     # Contributions are those of the checkpoint.
-    (row,) = study.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
+    (row,) = row_runs.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
     place = path.parent
-    cell = study.CellResult("test", [{}], [], {}, place)
+    cell = row_runs.CellResult("test", [{}], [], {}, place)
     phase = exit_strategy.phase(
         RowResult(row, command_line.of_arguments([*row.flags, *SMALL]), [cell])
     )
@@ -105,7 +106,7 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, *_: seen.append(figure))
     monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
-    row = RowResult(study.Row("a row", ()), command_line.of_arguments([]), [])
+    row = RowResult(Row("a row", ()), command_line.of_arguments([]), [])
     exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])
     (axis,) = seen[0].axes
     points = {
@@ -146,7 +147,7 @@ def test_the_figures_go_through_all_degrees(
     chosen = command_line.of_arguments(["--odd_angles=150"])
     # The loss is low from its first evaluation below the bound on.
     log = [evaluation(4, 3.0), evaluation(5, 0.3), evaluation(6, 3.0)]
-    cells = [study.CellResult("test", [{}], [log], {})]
+    cells = [row_runs.CellResult("test", [{}], [log], {})]
     done = [RowResult(row, chosen, cells) for row in exit_strategy.leaving("digits")]
     exit_strategy.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}

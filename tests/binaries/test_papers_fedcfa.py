@@ -8,9 +8,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import command_line, config, figures, finished, grid
+from fedjax_inv_experiments import command_line, config, figures, finished, grid, row_runs
+from fedjax_inv_experiments.row_runs import RowResult
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import factors, fedcfa, study
-from fedjax_inv_experiments.studies.study import Cells, Row, RowResult
+from fedjax_inv_experiments.studies.study import Cells
 from runs import no_figures, with_flags
 
 
@@ -74,7 +76,7 @@ def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     logs = [[evaluation(10 * (i + 1), test) for i, test in enumerate(each)] for each in seeds]
     same = {"hyper": {}, "seed": 0, "diverged": False}
     runs = [same | {"last": log[-1], "selected": log[-1]} for log in logs]
-    cell = study.CellResult("test", runs, logs, {"runs": runs})
+    cell = row_runs.CellResult("test", runs, logs, {"runs": runs})
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
@@ -89,7 +91,7 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
             selected = {"by_rule": {"validation": line}, "selected": line, "last": line}
             runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
     result = {"cell": {"held_out": "test"}, "runs": runs}
-    cell = study.CellResult("test", runs, [], result)
+    cell = row_runs.CellResult("test", runs, [], result)
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
@@ -215,7 +217,7 @@ def test_factors_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
     monkeypatch.setattr("sklearn.manifold.TSNE.fit_transform", lambda self, x: x[:, :2])
     with no_figures():
-        (result,) = study.run([row], study.configs([row], tmp_path, small))
+        (result,) = row_runs.run([row], row_runs.configs([row], tmp_path, small))
     found, client = factors.panel(result, 2, 20)
     factors.draw(tmp_path / "factors.png", "digits", [result])
     assert [len(axis.lines) for axis in drawn[-1].axes] == [4]  # three clients and all
@@ -248,7 +250,7 @@ def test_factors_are_of_the_largest_clients() -> None:
 
 def test_methods_start_from_the_row_before(tmp_path: Path) -> None:
     rows = fedcfa.simpson("mnist")
-    first, *others = study.configs(rows, tmp_path)
+    first, *others = row_runs.configs(rows, tmp_path)
     (cell,) = grid.cells(first, ["test"])
     start = tmp_path / rows[0].folder / grid.folder_name(cell.name)
     assert [one.network.init_from for one in (first, *others)] == ["", *[str(start)] * len(others)]

@@ -7,9 +7,10 @@ import pytest
 
 import runs
 from fedjax_inv_experiments import command_line, config
+from fedjax_inv_experiments.row_runs import CellResult, RowResult
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.studies import fedipg, study
-from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
 ACCURACIES = [
@@ -86,18 +87,11 @@ def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
 
 @pytest.mark.parametrize("data", fedipg._DOMAINS)
 def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
-    first, *others = (command_line.of_arguments(row.flags) for row in fedipg.domains(data))
+    rows = fedipg.PAPER.studies["domains"].rows(data)
+    first, *others = (command_line.of_arguments([*row.flags, *row.own]) for row in rows)
     assert len(first.training.learning_rate) == 4
     for one in others:
         assert set(one.training.learning_rate) < set(first.training.learning_rate)
-
-
-def test_a_mean_over_domains_has_no_number_beside_some_of_them() -> None:
-    row = fedipg.domains("rotated_mnist")[0]
-    for held_out, has_number in (("all", True), ("75", False), ("0,75", False)):
-        chosen = command_line.of_arguments([*row.flags, f"--held_out={held_out}"])
-        found = fedipg.numbers(RowResult(row, chosen, []), "rotated_mnist")
-        assert bool(found) == has_number
 
 
 @pytest.mark.parametrize(("played", "sent"), [(20, 2.0), (40, 1.0), (100, 0.4)])

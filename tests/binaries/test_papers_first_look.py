@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import assemble, figures
+from fedjax_inv_experiments import assemble, figures, row_runs
 from fedjax_inv_experiments.config import NAMES, Config
+from fedjax_inv_experiments.row_runs import CellResult, RowResult
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
-from fedjax_inv_experiments.studies.study import CellResult, RowResult
 from runs import others
 
 ROWS = first_look.rows("digits")
-CONFIGS = study.configs(ROWS, Path("runs"))
+CONFIGS = row_runs.configs(ROWS, Path("runs"))
 
 
 def test_methods_have_the_same_data_network_and_budget() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedjax_inv_experiments import command_line, forms
+from fedjax_inv_experiments import command_line, forms, row_runs
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
-from fedjax_inv_experiments.studies.study import Row
 from runs import no_figures, with_flags
 from runs import options as options_of
 
@@ -98,14 +98,14 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
         patch.setattr(cells, "train", None)
         assert study.run_all(fl_games.PAPER, options) == printed
         rows = study.rows_of(fl_games.PAPER, "colored_digits", options)
-        chosen = study.configs(rows, folder, options.overrides)
-        baseline, game = map(study.result_of, rows, chosen)
+        chosen = row_runs.configs(rows, folder, options.overrides)
+        baseline, game = map(row_runs.result_of, rows, chosen)
     for one in (baseline, game):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]
             assert {line["seed"] for line in lines} == {run["seed"]}
 
-    def of(one: study.RowResult, runs: list[Any]) -> study.RowResult:
+    def of(one: row_runs.RowResult, runs: list[Any]) -> row_runs.RowResult:
         return one._replace(cells=[one.only._replace(runs=runs)])
 
     # As if the second threshold, which nothing falls below, were the first and only one.

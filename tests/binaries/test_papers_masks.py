@@ -12,8 +12,9 @@ from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
 from fedjax_inv_experiments import config, finished, train
 from fedjax_inv_experiments.data_figures import to_rgb
+from fedjax_inv_experiments.row_runs import CellResult, RowResult
+from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import masks
-from fedjax_inv_experiments.studies.study import CellResult, Row, RowResult
 from runs import no_figures, with_flags
 
 TINY = config.of(
