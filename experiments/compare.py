@@ -2,8 +2,8 @@
 
 fedjax-inv compare rows.toml --run_dir=runs/mine
 
+    preset = "first_look_rotated"
     [flags]                          # of all rows
-    preset = "rotated_digits"
     seeds = [0, 1, 2]
     [rows.FedAvg]
     algorithm = "fedavg"

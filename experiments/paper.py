@@ -4,8 +4,9 @@ fedjax-inv paper cafe --data=digits
 
 Papers: cafe, fedcfa, fedipg, fl_games, and two without a paper: first_look, methods under three
 kinds of shift, and selection, methods by rules of selection. The files of experiments/studies/ name
-their studies. Each row has its own folder of runs, and finished runs stay there, so a study can be
-interrupted. The flags of train replace those of all rows.
+their studies; those in TOML are as of `compare`. Each row has its own folder of runs, and finished
+runs stay there, so a study can be interrupted. The flags of train replace those of all rows; of a
+TOML file not a row's own.
 """
 
 import functools

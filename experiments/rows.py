@@ -1,6 +1,6 @@
 """Rows of a table: labels with flags of `train`, as a TOML file has them.
 
-    preset = "rotated_digits"
+    preset = "first_look_rotated"
     select = ["validation", "oracle"]   # rules of selection, the first is --select
     baseline = "FedAvg"                 # of differences; by default the first row
     numbers = "paper.csv"               # beside ours: source,row,data,column,value

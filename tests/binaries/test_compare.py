@@ -54,6 +54,15 @@ def test_rows_are_command_lines(tmp_path: Path) -> None:
         assert one.evaluation.leave_one_out
 
 
+def test_the_page_shows_a_file_of_rows(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/compare.md").read_text()
+    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "paper.csv").write_text("source,row,data,column,value\n")
+    file = rows.read(written(tmp_path, text))
+    assert len(file.rows[""]) == 3
+    row_runs.configs(file.rows[""][:2], tmp_path)
+
+
 def test_data_sets_add_flags_and_rows(tmp_path: Path) -> None:
     more = """
 [data.one]
