@@ -17,6 +17,7 @@ _COMMANDS = {
     "sweep": ("train", "The same."),
     "compare": ("compare", "The rows of a file, each with flags of its own, in one table."),
     "evaluate": ("evaluate", "Scores of finished runs by domain, class and client; exports."),
+    "features": ("features", "Features of images by a frozen network, as a data set."),
     "show-data": ("show_data", "Images of every domain, and the examples of each client."),
     "paper": ("paper", "The tables and figures of a paper."),
     "map": ("map", "Which method helps against which kind of shift between clients."),

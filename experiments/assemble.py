@@ -20,11 +20,12 @@ from fedjax_inv.models import Scaling
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Examples, Federation, Model, Tree, Variables, Work
 
-from . import build, grid, machine, scaling
+from . import build, frozen, grid, machine, scaling
 from . import data as data_flags
 from .build import Task
 from .config import Config, Data, Environment, Partition
 from .errors import flag_error, in_flags
+from .frozen import FrozenBody
 from .grid import Cell
 
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
@@ -46,6 +47,12 @@ class Assembled(NamedTuple):
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     task: Task
     scalers: dict[tuple[str | None, int, str], Any]  # as `_scaler` has made them
+    frozen: FrozenBody | None  # whose outputs are `data`, if `model` is the head alone
+
+    @property
+    def seen(self) -> Dataset:
+        """The data set of the first seed as the whole network sees it."""
+        return self.frozen.dataset if self.frozen else self.dataset
 
     def plan(self, cell: Cell) -> Plan:
         """A cell, ready to be compiled and trained: what the flags ask of `fit`."""
@@ -111,7 +118,7 @@ class Assembled(NamedTuple):
         """A line about features of very different scales; "" with --standardise or no vectors."""
         dataset = self.dataset
         is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
-        if self.config.network.standardise or not is_vector:
+        if self.config.network.standardise or self.frozen or not is_vector:
             return ""
         held_out, of_seed = next(iter(self.splits.items()))
         return scaling.warning(dataset, self._scaler(held_out, next(iter(of_seed))))
@@ -220,6 +227,9 @@ def assemble(
     for cell in cells:  # finds an impossible hyperparameter before any compute
         for hyper in {tuple(run.hyper.items()): run.hyper for run in cell.runs}.values():
             algorithm(config, cell, model, task, hyper)
+    if body := frozen.of(config, model, shapes, first):
+        model, draws = frozen.encoded(body, draws)
+        first = next(iter(draws.values()))
     data = _examples(config, task, list(draws.values()))
     if len(machine.devices_of(config)) > 1:
         data = _on_host(data)  # or the first device would hold all data besides its share
@@ -236,7 +246,7 @@ def assemble(
         splits, copied = _with_wrong_labels(config, first, splits)
         data, source = next(iter(splits[cells[0].held_out].values())).train.data, source[copied]
     assembled = Assembled(
-        config, loaded, first, model, cells, data, source, splits, variables, task, scalers={}
+        config, loaded, first, model, cells, data, source, splits, variables, task, {}, body
     )
     _check_watching(assembled)
     if any([_check_stream(assembled, cell) for cell in cells]):

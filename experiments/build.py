@@ -84,6 +84,7 @@ def network_arguments(config: Config, data: Dataset) -> dict[str, Any]:
         "cut": None if config.network.cut < 0 else config.network.cut,
         "norm": None if config.network.norm == "none" else config.network.norm,
         "vocabulary": len(data.words),
+        "logit_scale": config.network.logit_scale,
         "image_size": _image_size(data) if factories.takes(factory, "image_size") else None,
     }
     taken = {k: v for k, v in values.items() if v is not None and factories.takes(factory, k)}
@@ -95,6 +96,11 @@ def network(config: Config, data: Dataset) -> Model:
     settings = network_arguments(config, data)
     factory, count = factories.network(config.network.model), settings.pop("num_classes")
     model = factories.called("model", config.network.model, {}, Model, factory, count, **settings)
+    if config.network.head_from:
+        try:
+            model = models.from_vectors(model, config.network.head_from, data.classes)
+        except UsageError as error:
+            raise in_flags(error, "", {"file": "head_from"}) from None
     if config.network.dtype != "float32":
         model = models.computed_in(model, config.network.dtype)
     if is_scaled(config, data):
@@ -103,6 +109,9 @@ def network(config: Config, data: Dataset) -> Model:
             raise flag_error("standardise", config.network.standardise, text)
         model = models.scaled(model)
     if config.network.weights:
+        if config.network.model not in models.BODIES:
+            text = f"must be left out: --model={config.network.model} has no published weights"
+            raise flag_error("weights", config.network.weights, text)
         if not config.network.init_from:  # else the networks come from there
             try:
                 model = models.weights.pretrained(model, config.network.weights)
@@ -110,7 +119,8 @@ def network(config: Config, data: Dataset) -> Model:
                 raise in_flags(
                     error, f"--model={config.network.model}", {"path": "weights"}
                 ) from None
-        model = models.normalised(model, models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD)
+        body = models.BODIES[config.network.model]
+        model = models.normalised(model, body.mean, body.std)
     if config.network.augment:
         shape = _shape(data)
         if len(shape) != 4 or shape[-1] != 3:
@@ -197,7 +207,8 @@ def _calls(config: Config, x: Tree) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        raise in_flags(error, f"--model={config.network.model}", {"path": "weights"}) from None
+        names = {"path": "weights", "file": "head_from"}
+        raise in_flags(error, f"--model={config.network.model}", names) from None
     except Exception as error:
         if not is_outside(config.network.model):
             raise

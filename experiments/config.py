@@ -25,7 +25,15 @@ assert _LIBRARY.origin is not None
 # An algorithm is a file of the library with a factory of its name.
 SOURCES = Path(_LIBRARY.origin).parent / "algorithms"
 ALGORITHMS = sorted(path.stem for path in SOURCES.glob("*.py") if path.stem != "__init__")
-MODELS = ("mlp", "cnn", "leaf_cnn", "alexnet", "lenet", "resnet18", "resnet50", "lstm")
+# Networks whose weights are published; the names are those of `models.BODIES`.
+PUBLISHED = (
+    *("resnet18", "resnet50", "efficientnet_lite0", "vit_s16", "vit_b16", "vit_b32", "vit_l16"),
+    *("dinov2_s14", "dinov2_b14", "dinov2_l14"),
+    *("dinov2_s14_reg", "dinov2_b14_reg", "dinov2_l14_reg"),
+    *("clip_b32", "clip_b16", "clip_l14", "laion_clip_b32", "laion_clip_b16", "laion_clip_h14"),
+)
+HEADS = ("linear", "cosine", "adapter")  # on features, such as those of `fedjax-inv features`
+MODELS = ("mlp", *HEADS, "cnn", "leaf_cnn", "alexnet", "lenet", "lstm", *PUBLISHED)
 ENVIRONMENTS = {
     "rotated": "a domain for each of --angles and --odd_angles",
     "colored": "a colour that misleads in the test (Colored MNIST): --num_classes, --flips, "
@@ -261,8 +269,9 @@ class Network:
     model: str = flag("mlp", f"The network: {', '.join(MODELS)}, or package.module:factory.")
     widths: tuple[int, ...] = flag(
         (),
-        "Widths of the hidden layers; default: the network's own; of the mlp on vectors of D "
-        "numbers two layers of 4 D, at least 32 and at most 390.",
+        "Widths of the hidden layers; default, also of an empty --widths=: the network's own; of "
+        "the mlp on vectors of D numbers two layers of 4 D, at least 32 and at most 390; of the "
+        "adapter's bottleneck D/4. Without a hidden layer: --model=linear.",
         least=1,
     )
     activation: Literal["relu", "elu"] = flag("relu", "Activation of the mlp.")
@@ -273,9 +282,15 @@ class Network:
     cut: int = flag(-1, "Hidden layers before the cut; -1: all.", least=-1)
     weights: str = flag(
         "",
-        "Weights of the resnet18 or resnet50: a .safetensors file in torchvision's or timm's "
-        "names, trained on images normalised as ImageNet's.",
+        "Weights of a published network: a .safetensors file in torchvision's, timm's, DINOv2's, "
+        "Hugging Face's or open_clip's names. Images are normalised as the network's were.",
     )
+    head_from: str = flag(
+        "",
+        "An .npz with names [K], those of the classes, and vectors [K, P], such as embeddings of "
+        "texts: the class vectors of cosine or adapter start there.",
+    )
+    logit_scale: float = flag(100.0, "The factor of the cosines of cosine and adapter.", above=0.0)
     init_from: str = flag(
         "",
         "A run folder (of a grid, one of its cells), or a checkpoint in it: training starts from "

@@ -10,7 +10,16 @@ import numpy as np
 
 from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import environments, federation, simpson, sources, stains, tables, wrong_labels
+from fedjax_inv.data import (
+    environments,
+    federation,
+    images,
+    simpson,
+    sources,
+    stains,
+    tables,
+    wrong_labels,
+)
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.data.wrong_labels import Mislabelled
@@ -55,10 +64,11 @@ def is_table(dataset: str) -> bool:
     return Path(dataset).suffix in tables.SUFFIXES
 
 
-def load(data: Data, like: Dataset | None = None) -> Dataset:
+def load(data: Data, like: Dataset | None = None, decode: images.Decode | None = None) -> Dataset:
     """The data set, before environments.
 
     like: the data set of a run; a table then has its task, and its columns if it is one, too.
+    decode: makes x of files of images; None: decodes all of them.
     """
     roles = tables.Roles(**{role: getattr(data, name) for role, name in _ROLES.items()})
     try:
@@ -70,6 +80,7 @@ def load(data: Data, like: Dataset | None = None) -> Dataset:
             text_length=data.text_length or None,
             roles=None if roles == tables.Roles() else roles,
             like=like if is_table(data.dataset) else None,
+            decode=decode,
         )
     except UsageError as error:
         names = {"like": "dataset"} | {f"roles.{role}": name for role, name in _ROLES.items()}

@@ -1,5 +1,7 @@
 """The report of a data set: its sizes, features and cues, and its figure, for `show-data`."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -57,6 +59,8 @@ def show(config: Config, picture: str, images: int) -> str:
     picture: its path. images: how many of each domain.
     """
     out = check_picture("out", picture)
+    whole = replace(config.network, train_only=())  # or images would be a frozen body's outputs
+    config = replace(config, network=whole)
     assembled = assemble.assemble(config, config.training.seeds[:1], launch.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"

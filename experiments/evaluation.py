@@ -60,7 +60,9 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
         read = data_flags.load(asked, like=old)
-        new = predictions.new_parts(f"--dataset={options.dataset}", read, old)
+        new = predictions.new_parts(f"--dataset={options.dataset}", read, runs.data.seen)
+        if body := runs.data.frozen:
+            new = [part._replace(x=body.outputs(part.x)) for part in new]
     which = finished.chosen(runs)
     algorithm = runs.algorithm(which[0])  # the same for all of them: they differ in their seed
     found: dict[int, Predicted] = {}

@@ -17,7 +17,7 @@ from .running import files
 
 def _arguments(runs: Runs) -> dict[str, Any]:
     """The arguments of the network's factory, which may call its first one as it likes."""
-    given = build.network_arguments(runs.config, runs.data.dataset)
+    given = build.network_arguments(runs.config, runs.data.seen)
     first = next(iter(factories.signature(factories.network(runs.config.network.model)).parameters))
     return {first if name == "num_classes" else name: value for name, value in given.items()}
 
@@ -61,7 +61,7 @@ def meaning(one: OneRun) -> dict[str, Any]:
 
 def description(one: OneRun) -> dict[str, Any]:
     """The content of model.json."""
-    runs, line, dataset = one.runs, one.line(), one.runs.data.dataset
+    runs, line, dataset = one.runs, one.line(), one.runs.data.seen
     inputs = saved.named(dataset.x).items()
     score = {"name": runs.result.score.name, "validation": line.validation_score}
     return {
@@ -93,7 +93,10 @@ def export(one: OneRun, out: Path) -> Path:
     place.mkdir(parents=True, exist_ok=True)
     unseen = finished.unseen(algorithm, served.server)
     about = {name: json.dumps(value) for name, value in meaning(one).items()}
-    saved.save(place / "model.safetensors", arrays(algorithm, served.server, unseen), about)
+    content = arrays(algorithm, served.server, unseen)
+    if body := one.runs.data.frozen:
+        content |= saved.named(body.variables)
+    saved.save(place / "model.safetensors", content, about)
     if algorithm.personal:
         saved.save(place / "clients.safetensors", _of_clients(served.clients, unseen), about)
     files.write_json(place / "model.json", record)

@@ -24,11 +24,12 @@ from fedjax_inv import algorithms, averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
+from .config import HEADS
 from .errors import check_known, flag_error, in_flags, shown
 
 T = TypeVar("T")
 # Networks that have no normalisation layers unless --norm asks for them.
-WITHOUT_NORM = ("mlp", "alexnet", "leaf_cnn", "lenet", "lstm")
+WITHOUT_NORM = ("mlp", *HEADS, "alexnet", "leaf_cnn", "lenet", "lstm")
 # What a text may be, by its type.
 _WORDS = {type(None): "none", bool: "true/false", int: "whole number", float: "number", str: "text"}
 _INDENTED: Any = {"initial_indent": "    ", "subsequent_indent": "    "}
@@ -140,7 +141,9 @@ def called(
 
 def network(name: str) -> Callable[..., Model]:
     """A network's factory."""
-    return _of_model(imported("model", name)) if is_outside(name) else getattr(models, name)
+    if is_outside(name):
+        return _of_model(imported("model", name))
+    return models.BODIES[name].make if name in models.BODIES else getattr(models, name)
 
 
 def _of_model(factory: Callable[..., Any]) -> Callable[..., Any]:

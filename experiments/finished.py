@@ -50,14 +50,13 @@ class Runs:
         """The data of the runs, divided among clients as in training."""
         if self.known_data is not None:
             return self.known_data
-        # The networks come from the folder, and need no file of --weights any more.
         chosen, cell = self.config, self.cell
         held_out, validate = cell.held_out or "none", cell.validate or ""
-        chosen = replace(
-            chosen,
-            data=replace(chosen.data, held_out=held_out, validate=validate),
-            network=replace(chosen.network, init_from=str(self.path)),
-        )
+        chosen = replace(chosen, data=replace(chosen.data, held_out=held_out, validate=validate))
+        if not (chosen.network.train_only and chosen.network.weights):  # of a frozen body
+            # The networks come from the folder, and need no file of --weights any more.
+            network = replace(chosen.network, init_from=str(self.path))
+            chosen = replace(chosen, network=network)
         try:
             found = assemble.assemble(chosen)
         except UsageError as error:
@@ -82,7 +81,7 @@ class Runs:
         rendered: whether inputs are rendered already.
         """
         model = self.data.model
-        if rendered:
+        if rendered and not self.data.frozen:
             model = build.network(self.data.config, self.data.dataset._replace(render=None))
         run = self.config, self.cell, model, self.data.task, self.cell.runs[index].hyper
         plain, precision = assemble.algorithm(*run), self.plan.experiment.precision

@@ -33,13 +33,18 @@ def _name(place: tuple) -> str:
 
 def check(params: types.Halves, patterns: Sequence[str]) -> None:
     """Raise UsageError if a pattern fits no parameter, or if together they fit all."""
+    _check_fit(params, patterns)
+    if all(jax.tree.leaves(_chosen(params, patterns))):
+        raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
+
+
+def _check_fit(params: types.Halves, patterns: Sequence[str]) -> None:
+    """Raise UsageError if a pattern fits no parameter."""
     names = [_name(place) for place, _ in jax.tree_util.tree_leaves_with_path(params)]
     for pattern in patterns:
         if not any(jax.tree.leaves(_chosen(params, [pattern]))):
             allowed = f"{pattern} must fit a parameter, such as {names[0]} or {names[-1]}"
             raise UsageError("patterns", ",".join(patterns), allowed)
-    if all(jax.tree.leaves(_chosen(params, patterns))):
-        raise UsageError("patterns", ",".join(patterns), "must leave out some parameter")
 
 
 def is_frozen(params: types.Halves, patterns: Sequence[str]) -> types.Halves:
@@ -142,7 +147,7 @@ def train_only(
         return make(_completed(model, frozen, patterns))
 
     def init_server(setup: types.Setup) -> Server:
-        check(setup.variables.params, patterns)
+        _check_fit(setup.variables.params, patterns)
         trained, frozen = _parted(setup.variables, patterns)
         return Server(inner(frozen).init_server(setup._replace(variables=trained)), frozen)
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,74 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # The name of a file of them, or a path.
 NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|gif|tiff?)", re.IGNORECASE)
 _TIFF_BITS = 258  # the tag BitsPerSample
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _IN_MEMORY = 2**28  # bytes; more are mapped from a file
 _BATCH = 1000  # images that threads decode before they are written
 _LOG = logging.getLogger("fedjax_inv")
+Decode = Callable[[Sequence[Path]], Any]  # files of M images -> the images [M, ...]
 
 
-def decoded(files: Sequence[Path], image_size: int | None) -> np.ndarray:
+class Resizing(NamedTuple):
+    """How images are resized."""
+
+    size: tuple[int, int]  # (width, height) in pixels
+    interpolation: str = "bilinear"  # one of INTERPOLATIONS
+    crop: bool = False  # to the middle of the size's shape, in place of squeezing the whole
+
+    def __call__(self, image: Any) -> Any:
+        """Return a resized image of Pillow."""
+        from PIL import Image, ImageOps
+
+        method = Image.Resampling[self.interpolation.upper()]
+        if self.crop:
+            return ImageOps.fit(image, self.size, method)
+        return image if image.size == self.size else image.resize(self.size, method)
+
+
+class Files:
+    """M images in files, each decoded when it is read: np.asarray(files[3:7]).
+
+    As arrays they are [M, height, width, 3] uint8, resized.
+
+    Raises:
+      UsageError: where they are read, names the first file that is no such image.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(self, paths: Sequence[Path], resizing: Resizing) -> None:
+        self.paths = np.array(paths, object)
+        self.resizing = resizing
+        width, height = resizing.size
+        self.shape = len(paths), height, width, 3
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: Any) -> "Files":
+        """Some of them, rows [n] or a slice."""
+        return Files(self.paths[rows], self.resizing)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The images, decoded by all cores."""
+        del dtype, copy
+        with warnings.catch_warnings(), ThreadPoolExecutor(platforms.cores()) as pool:
+            _allow_large()
+            return np.stack(
+                [*pool.map(lambda path: _image_of(path, self.resizing, "RGB"), self.paths)]
+            )
+
+
+def resized(x: np.ndarray, resizing: Resizing) -> np.ndarray:
+    """Return images [M, height, width, 3 or 1] uint8 in colour and resized."""
+    from PIL import Image
+
+    pictures = (Image.fromarray(image.squeeze(-1) if x.shape[-1] == 1 else image) for image in x)
+    return np.stack([np.asarray(resizing(picture.convert("RGB"))) for picture in pictures])
+
+
+def decoded(files: Sequence[Path], image_size: int | None = None) -> np.ndarray:
     """Decode M files: [M, height, width, 3] uint8, or [M, height, width, 1] if all are grey.
 
     Images are turned and converted as by `image_of`. They have one size, unless they are resized to
@@ -109,9 +171,10 @@ def _decode(
 ) -> None:
     """Write images of (width, height) with so many channels, or with 3 if one needs them."""
     mode = "RGB" if channels == 3 else None
+    resizing = Resizing(size) if resizes else None
 
     def pixels(file: Path) -> np.ndarray:
-        found = _image_of(file, size if resizes else None, mode)
+        found = _image_of(file, resizing, mode)
         if (height, width) != found.shape[:2]:
             text = f"is {found.shape[1]}x{found.shape[0]}, must be {width}x{height} as "
             others = {"first": (str(files[0]), ...), "size": ("image_size", ...)}
@@ -141,7 +204,7 @@ def image_of(
     """
     with warnings.catch_warnings():
         _allow_large()
-        return _image_of(file, size, mode)
+        return _image_of(file, None if size is None else Resizing(size), mode)
 
 
 def _allow_large() -> None:
@@ -151,7 +214,7 @@ def _allow_large() -> None:
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
 
 
-def _image_of(file: Path, size: tuple[int, int] | None, mode: str | None) -> np.ndarray:
+def _image_of(file: Path, resizing: Resizing | None, mode: str | None) -> np.ndarray:
     """Return `image_of`, but without its filter of warnings, which threads share."""
     from PIL import Image, ImageOps
 
@@ -162,7 +225,7 @@ def _image_of(file: Path, size: tuple[int, int] | None, mode: str | None) -> np.
             turned = ImageOps.exif_transpose(opened)
             mode = mode or ("L" if opened.mode in ("1", "L") else "RGB")
             image = turned.convert(mode)
-            image = image if size is None else image.resize(size, Image.Resampling.BILINEAR)
+            image = image if resizing is None else resizing(image)
     except Exception as error:  # of many types, such as of Pillow for damage and absurd sizes
         text = f"must be an image that can be decoded: {checks.one_line(error)}"
         raise UsageError(str(file), ..., text) from None

@@ -26,6 +26,7 @@ NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 _KEYS = ("x", "y", "domain", "client", "test", "group", "valid")  # the arrays that are read
+_ABOUT = ("path", "record")  # what says where they come from, as `fedjax-inv features` writes it
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
 _UNFIT: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
@@ -44,6 +45,7 @@ def load(
     text_length: int | None = None,
     roles: tables.Roles | None = None,
     like: Dataset | None = None,
+    decode: images.Decode | None = None,
 ) -> Dataset:
     """Load a data set by name or by path.
 
@@ -71,6 +73,7 @@ def load(
       vocabulary: the number of words in the vocabulary of texts; by default 10,000.
       text_length: the number of words to which texts are cut or padded; by default 30.
       roles: which columns of a table are no features, and what its targets are.
+      decode: makes x of files of images, in place of `images.decoded`, such as `images.Files`.
       like: the data set of an earlier table, whose columns a new table must have.
 
     Returns:
@@ -84,6 +87,7 @@ def load(
     length = text.TEXT_LENGTH if text_length is None else text_length
     checks.integer("vocabulary", vocabulary, len(text.SPECIAL) + 1)
     tfds_dir = _tfds_dir(data_dir)
+    decode = decode or functools.partial(images.decoded, image_size=image_size)
     path = path_of(name)
     try:
         # Names go before paths: a folder "mnist" in the working directory must not hide the data.
@@ -95,11 +99,11 @@ def load(
             if (path / "x.npy").exists():
                 return _npy(path)
             of_leaf = leaf.files(path)
-            return leaf.femnist(of_leaf) if of_leaf else _image_folder(path, image_size)
+            return leaf.femnist(of_leaf) if of_leaf else _image_folder(path, decode)
         if name.startswith(TWEETS):
             return text.sentiment140(checks.regular(path), vocabulary, length)
         if os.path.isfile(path) and path.suffix in FILES:
-            return _file(path, image_size, roles, like)
+            return _file(path, decode, roles, like)
         raise ValueError(_not_found(name, tfds_dir))
     except UsageError:
         raise
@@ -153,7 +157,7 @@ def _one_domain(x: np.ndarray, y: np.ndarray, classes: Sequence[str], test: np.n
 
 
 def _file(
-    path: Path, image_size: int | None, roles: tables.Roles | None, like: Dataset | None
+    path: Path, decode: images.Decode, roles: tables.Roles | None, like: Dataset | None
 ) -> Dataset:
     if path.suffix == ".npz":
         archive: Any = np.load(path)
@@ -161,7 +165,7 @@ def _file(
             return of_arrays(str(path), {key: archive[key] for key in _known(path, archive)})
     if path.suffix == ".json":
         return leaf.femnist(leaf.files(path))
-    return tables.table(path, roles, image_size=image_size, like=like)
+    return tables.table(path, roles, decode=decode, like=like)
 
 
 # TFDS
@@ -277,7 +281,7 @@ def _known(path: Path, keys: Collection[str]) -> list[str]:
 
     Raises ValueError for another one that is nearly one of these.
     """
-    others = sorted({*keys} - {*_KEYS})
+    others = sorted({*keys} - {*_KEYS, *_ABOUT})
     for key in others:
         near = difflib.get_close_matches(key.lower(), _KEYS, 1, 0.7)
         if near and near[0] not in keys:
@@ -384,7 +388,7 @@ def _targets(name: str, y: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 # images
 
 
-def _image_folder(root: Path, image_size: int | None) -> Dataset:
+def _image_folder(root: Path, decode: images.Decode) -> Dataset:
     every = sorted(path for path in root.rglob("[!.]*") if path.is_file())
     files = [file for file in root.glob("[!.]*/[!.]*/[!.]*") if images.NAME.fullmatch(file.name)]
     files.sort()
@@ -398,5 +402,5 @@ def _image_folder(root: Path, image_size: int | None) -> Dataset:
     of_label, of_domain = ([file.parents[above].name for file in files] for above in (0, 1))
     domain, domains = _numbered(of_domain)
     y, classes = _numbered(of_label)
-    x = images.decoded(files, image_size)
+    x = decode(files)
     return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))

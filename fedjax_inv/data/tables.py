@@ -73,7 +73,7 @@ def table(
     path: Path,
     roles: Roles | None = None,
     *,
-    image_size: int | None = None,
+    decode: images.Decode = images.decoded,
     like: Dataset | None = None,
 ) -> Dataset:
     """Read a table: a .csv file in UTF-8 with a line of column names, or a .parquet file.
@@ -93,7 +93,7 @@ def table(
     Args:
       path: the file.
       roles: the columns that are no features; by default those of `Roles`.
-      image_size: the height and width in pixels to which images are resized.
+      decode: what makes the images [M, height, width, channels] of their files.
       like: the data set of a training. The targets are of the same task. If it is of a table of
         features, the new one gets its columns, categories and classes; a category that the earlier
         table does not have is 0 in all its features.
@@ -137,7 +137,7 @@ def table(
     group = _groups(frame, roles.group)[0] if roles.group in frame else None
     columns: tuple[Column, ...] = ()
     if is_of_images:
-        x = _images(frame, roles.image, image_size)
+        x = _images(frame, roles.image, decode)
     else:
         x, columns = _features(frame, features, known)
     more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
@@ -463,12 +463,12 @@ def _features(
     return np.concatenate([block for block, _ in made], axis=1, dtype=np.float32), columns
 
 
-def _images(frame: Any, name: str, image_size: int | None) -> np.ndarray:
+def _images(frame: Any, name: str, decode: images.Decode) -> np.ndarray:
     """Return the images [M, height, width, channels] of a column of paths."""
     folder = Path(frame.attrs["path"]).parent
     files = [folder / str(text) for text in _column(frame, name)[0]]
     try:
-        return images.decoded(files, image_size)
+        return decode(files)
     except UsageError as error:
         rows = [row for row, file in enumerate(files, 1) if str(file) == error.argument]
         where = f" (row {rows[0]}, column {name!r})" if rows else ""

@@ -13,6 +13,7 @@ from fedjax_inv.models.blocks import from_flax as from_flax
 from fedjax_inv.models.blocks import from_function as from_function
 from fedjax_inv.models.blocks import predict as predict
 from fedjax_inv.models.bodies import BODIES as BODIES
+from fedjax_inv.models.bodies import Body as Body
 from fedjax_inv.models.bodies import encoder as encoder
 from fedjax_inv.models.bodies import without_body as without_body
 from fedjax_inv.models.cnn import cnn as cnn

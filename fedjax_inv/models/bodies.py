@@ -53,7 +53,7 @@ def _clip(
 
 # The names are those of --model.
 BODIES = {
-    "resnet18": Body(resnet18, _POOLED, interpolation="bilinear"),
+    "resnet18": Body(partial(resnet18, image_size=224), _POOLED, interpolation="bilinear"),
     "resnet50": Body(resnet50, _POOLED, interpolation="bilinear"),
     "efficientnet_lite0": Body(efficientnet_lite0, _POOLED, _HALF, _HALF),
     "vit_s16": Body(partial(_small, patch=16), _TOKEN, _HALF, _HALF),

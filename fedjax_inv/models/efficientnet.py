@@ -13,7 +13,7 @@ from fedjax_inv.models.layers import Logits, SpatialMean, check_images
 from fedjax_inv.models.norms import BatchNorm, FrozenBatchNorm
 from fedjax_inv.types import Array
 
-# Modules have timm's names (tf_efficientnet_lite0).
+# Modules have timm's names (tf_efficientnet_lite0), but for norms: `weights` translates them.
 
 _EPSILON = 1e-3
 _NORMS = {"batch": BatchNorm, "frozen": FrozenBatchNorm}
@@ -85,7 +85,7 @@ class _Block(nn.Module):
         hidden = x
         for i, layer in enumerate(layers, 1):
             hidden = layer(hidden)
-            hidden = norm(epsilon=_EPSILON, name=f"bn{i}")(hidden, mask, train)
+            hidden = norm(epsilon=_EPSILON, name=f"norm{i}")(hidden, mask, train)
             hidden = hidden if i == len(layers) else nn.relu6(hidden)
         return x + hidden if x.shape == hidden.shape else hidden
 
@@ -115,7 +115,7 @@ class _FirstLayer(nn.Module):
         x = nn.Conv(
             _FIRST, (3, 3), 2, use_bias=False, conv_general_dilated=self.conv, name="conv_stem"
         )(x)
-        return nn.relu6(_NORMS[self.norm](epsilon=_EPSILON, name="bn1")(x, mask, train))
+        return nn.relu6(_NORMS[self.norm](epsilon=_EPSILON, name="norm1")(x, mask, train))
 
 
 class _LastLayer(nn.Module):
@@ -124,7 +124,7 @@ class _LastLayer(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         x = _Pointwise(_LAST, name="conv_head")(x)
-        return nn.relu6(_NORMS[self.norm](epsilon=_EPSILON, name="bn2")(x, mask, train))
+        return nn.relu6(_NORMS[self.norm](epsilon=_EPSILON, name="norm2")(x, mask, train))
 
 
 def efficientnet_lite0(

@@ -94,26 +94,26 @@ def adapter(
     return from_blocks([_Adapter(units, ratio), _Cosines(num_classes, logit_scale)], 1)
 
 
-def from_vectors(model: types.Model, path: str | Path, classes: Sequence[str]) -> types.Model:
+def from_vectors(model: types.Model, file: str | Path, classes: Sequence[str]) -> types.Model:
     """Return the `cosine` or `adapter` whose class vectors start from a file.
 
     With the embeddings of texts, and without an adapter, it classifies as CLIP does zero-shot.
 
     Args:
-      path: an .npz file with names [K], those of the classes in any order, and vectors [K, P].
+      file: an .npz file with names [K], those of the classes in any order, and vectors [K, P].
       classes: the names of the K classes, in the order of the logits.
     """
-    vectors = _read(path, classes)
+    vectors = _read(file, classes)
 
     def init(key: Array, x: Tree) -> types.Variables:
         variables = model.init(key, x)
         named = jax.tree_util.tree_leaves_with_path(variables.params.head)
         shapes = [leaf.shape for (*_, name), leaf in named if name.key == _VECTORS]
         if not shapes:
-            raise UsageError("path", path, "needs models.cosine or adapter")
+            raise UsageError("file", file, "needs models.cosine or adapter")
         if shapes != [vectors.shape]:
             text = f"has vectors of {vectors.shape[1]} numbers, must be {shapes[0][1]}"
-            raise UsageError("path", path, f"{text} as the features")
+            raise UsageError("file", file, f"{text} as the features")
         head = jax.tree_util.tree_map_with_path(
             lambda place, leaf: jnp.asarray(vectors) if place[-1].key == _VECTORS else leaf,
             variables.params.head,
@@ -123,20 +123,20 @@ def from_vectors(model: types.Model, path: str | Path, classes: Sequence[str]) -
     return model._replace(init=init)
 
 
-def _read(path: str | Path, classes: Sequence[str]) -> np.ndarray:
+def _read(file: str | Path, classes: Sequence[str]) -> np.ndarray:
     """Return the vectors [K, P] float32 of a file in the order of the classes."""
     needed = f"an .npz file with names [{len(classes)}] and {_VECTORS} [{len(classes)}, P]"
     try:
-        with np.load(checks.regular(Path(path).expanduser())) as archive:
+        with np.load(checks.regular(Path(file).expanduser())) as archive:
             names, vectors = map(str, archive["names"]), archive[_VECTORS].astype(np.float32)
     except Exception as error:  # of many types, such as for no archive and for pickled objects
-        raise UsageError("path", path, f"must be {needed}: {checks.one_line(error)}") from None
+        raise UsageError("file", file, f"must be {needed}: {checks.one_line(error)}") from None
     rows = {name: row for row, name in enumerate(names)}
     if {*rows} != {*classes}:
         lacking, others = sorted({*classes} - {*rows}), sorted({*rows} - {*classes})
         texts = [f"lacks {', '.join(lacking[:3])}"] * bool(lacking)
         texts += [f"has {', '.join(others[:3])}"] * bool(others)
-        raise UsageError("path", path, f"must name the data's classes, it {' and '.join(texts)}")
+        raise UsageError("file", file, f"must name the data's classes, it {' and '.join(texts)}")
     if vectors.ndim != 2 or len(vectors) != len(classes) or not np.isfinite(vectors).all():
-        raise UsageError("path", path, f"must be {needed}, finite; vectors are {vectors.shape}")
+        raise UsageError("file", file, f"must be {needed}, finite; vectors are {vectors.shape}")
     return vectors[[rows[name] for name in classes]]

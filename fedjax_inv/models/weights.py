@@ -26,8 +26,8 @@ _LOG = logging.getLogger("fedjax_inv")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# Our names of a ResNet's modules -> torchvision's, where they differ.
-_OF_RESNET = {
+# Our names of a convolutional network's modules -> torchvision's or timm's, where they differ.
+_OF_CONVOLUTIONS = {
     "norm1": "bn1",
     "norm2": "bn2",
     "norm3": "bn3",
@@ -38,7 +38,8 @@ _OF_RESNET = {
 }
 # Our names of arrays -> PyTorch's, where they differ.
 _OF_LEAVES = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
-_CLASSIFIERS = ("fc", "classifier", "head")  # the last layer's name in a file
+# The last layer in a file.
+_CLASSIFIERS = [(f"{name}.weight", f"{name}.bias") for name in ("fc", "classifier", "head")]
 _COUNTER = "num_batches_tracked"  # PyTorch's BatchNorm saves it; ours does not need it
 _UNUSED = (_COUNTER, "mask_token", "position_ids")  # ends of names that no network here needs
 _VISION = ("vision_model.", "visual_projection.", "visual.")  # beside a text tower in CLIP's files
@@ -84,13 +85,14 @@ _CONVERT = dict.fromkeys((".pth", ".pt", ".bin"), _OF_TORCH) | {
 def load(path: str | Path, variables: types.Variables) -> types.Variables:
     """Return the variables of a network, cut anywhere, with the weights of a file.
 
-    The variables are those of a `models.resnet18`, `resnet50`, `efficientnet_lite0` or `vit`; their
-    dtypes stay. The .safetensors file has PyTorch's layouts and the names under which such weights
-    are published ("conv1.weight", "blocks.0.attn.qkv.bias"). If it has no classifier, or one for
-    another number of classes, the network's classifier stays. Positions of a ViT are interpolated
-    (bicubic, antialiased, as in timm) to the network's grid, a square. A line is logged that names
-    the classifier that stays and what is not used, such as CLIP's text tower. All else must fit, or
-    a UsageError says what does not.
+    The variables are those of a `models.resnet18`, `resnet50`, `efficientnet_lite0` or `vit`, or of
+    its body alone, with an empty head; their dtypes stay. The .safetensors file has PyTorch's
+    layouts and the names under which such weights are published ("conv1.weight",
+    "blocks.0.attn.qkv.bias"). If it has no classifier, or one for another number of classes, the
+    network's classifier stays. Positions of a ViT are interpolated (bicubic, antialiased, as in
+    timm) to the network's grid, a square. A line is logged that names the classifier that stays and
+    what is not used, such as CLIP's text tower. All else must fit, or a UsageError says what does
+    not.
     """
     return _placed(path, *_read(path), variables)
 
@@ -177,20 +179,22 @@ def _placed(
     """Do what `load` does with the file's arrays; as only shapes matter, leaves may be tracers."""
     leaves = jax.tree_util.tree_leaves_with_path(variables)
     names = [_place(place) for place, _ in leaves]
-    if any(name.startswith("fc.") for name in names):
-        names = [".".join(_OF_RESNET.get(part, part) for part in name.split(".")) for name in names]
+    if "pos_embed" not in names:
+        names = [
+            ".".join(_OF_CONVOLUTIONS.get(part, part) for part in name.split(".")) for name in names
+        ]
     places = {name: leaf for name, (_, leaf) in zip(names, leaves, strict=True)}
-    layer = next((each for each in _CLASSIFIERS if f"{each}.bias" in places), None)
-    if layer is None:
-        allowed = "resnet18, resnet50, efficientnet_lite0 or vit"
-        raise UsageError("variables", ..., f"must be those of models.{allowed}")
-    head = f"{layer}.weight", f"{layer}.bias"
-    classes = places[head[1]].size
-    found = [arrays[key].shape[-1] for key in head if key in arrays]
     notes = [f"{_listed(unused)}: not used"] * bool(unused)
-    if not found or (len(found) == 2 and found[1] != classes):
-        notes += [f"has no classifier of {classes} classes, {head[0]}; it stays as drawn"]
-        arrays = {**arrays, **{key: places[key] for key in head}}
+    head = next((pair for pair in _CLASSIFIERS if {*pair} <= {*places}), None)
+    if head is None:  # of a body alone
+        of_file = {name for pair in _CLASSIFIERS for name in pair}
+        arrays = {name: array for name, array in arrays.items() if name not in of_file}
+    else:
+        classes = places[head[1]].size
+        found = [arrays[key].shape[-1] for key in head if key in arrays]
+        if not found or (len(found) == 2 and found[1] != classes):
+            notes += [f"has no classifier of {classes} classes, {head[0]}; it stays as drawn"]
+            arrays = {**arrays, **{key: places[key] for key in head}}
     if notes:
         _warn(f"{path}: {'; '.join(notes)}")
     lacking, others = [*places.keys() - arrays.keys()], [*arrays.keys() - places.keys()]
