@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fedjax_inv import late_uploads
+from fedjax_inv import late_uploads, models
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import dataset, simpson, stains
@@ -74,6 +74,7 @@ def test_the_environment_of_a_path_is_its_own() -> None:
 def test_the_choices_of_flags_are_those_of_the_library() -> None:
     assert tuple(config.ALGORITHMS) == LISTED
     assert {*config.METRICS} == {*metrics.METRICS}
+    assert {*config.PUBLISHED} == {*models.BODIES}
     for name, known in (
         ("select", selection.RULES),
         ("activation", ACTIVATIONS),
