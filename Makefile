@@ -3,8 +3,9 @@
 # lint, format and types. `make docs` builds the site. All is installed in .venv, in the versions of
 # requirements/, which `make requirements` writes. `make test-lowest` and `make test-newest` run the
 # tests of `make test`, or those in TESTS, with the lowest and the newest versions that pyproject.toml
-# allows, in their own folders; the latter on the newest Python. `make gpu` installs all for an NVIDIA
-# GPU in a folder of its own, and measures it in eight minutes (benchmarks/gpu.py).
+# allows, in their own folders; the latter on the newest Python. `make test-flower` runs the tests of
+# Flower apps in a folder of its own. `make gpu` installs all for an NVIDIA GPU in a folder of its own,
+# and measures it in eight minutes (benchmarks/gpu.py).
 PYTHON ?= python3
 NEWEST ?= $(shell for minor in 16 15 14 13 12 11; do \
 	python3.$$minor -c "" 2>/dev/null && echo python3.$$minor && break; done)
@@ -22,7 +23,7 @@ FAST := -m pytest --numprocesses=auto --dist=loadscope -m "not slow"
 COMPILE := UV_CUSTOM_COMPILE_COMMAND="make requirements" $(UV) pip compile --quiet --universal \
 	--python-version=3.11 --fork-strategy=fewest --no-annotate --upgrade
 
-.PHONY: run gpu test test-all test-lowest test-newest check docs results requirements clean
+.PHONY: run gpu test test-all test-lowest test-newest test-flower check docs results requirements clean
 
 run: $(VENV)/.installed
 	$(BIN)/fedjax-inv paper first_look
@@ -38,6 +39,9 @@ test-all: test
 
 test-lowest test-newest: test-%: .venv-%/.installed
 	.venv-$*/bin/python $(FAST) $(TESTS)
+
+test-flower: .venv-flower/.installed
+	.venv-flower/bin/python -m pytest --numprocesses=auto --dist=worksteal tests/library/test_flower.py
 
 # Warnings are errors, and so are links to nothing. The first page is build/docs/index.html.
 docs: $(VENV)/.installed-docs
@@ -96,6 +100,10 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.in
 	.venv-gpu/bin/python $(PIP) --upgrade --editable '.[experiments,cuda13]'
 	touch $@
 
+.venv-flower/.installed: pyproject.toml | .venv-flower/bin/python
+	.venv-flower/bin/python $(PIP) --editable '.[dev,flower]'
+	touch $@
+
 .venv-newest/bin/python: PYTHON = $(NEWEST)
 
 .venv-newest/.installed: pyproject.toml | .venv-newest/bin/python
@@ -103,4 +111,4 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.in
 	touch $@
 
 clean:
-	rm -rf .venv .venv-gpu .venv-lowest .venv-newest runs build dist
+	rm -rf .venv .venv-flower .venv-gpu .venv-lowest .venv-newest runs build dist
