@@ -34,6 +34,7 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "fediir": {"penalty": (0.001, 0.1)},
     "fedipg": {"penalty": (0.01, 1e4)},
     "fedmix": {"ratio": (0.05, 0.2)},
+    "fedomg": {"kappa": (0.1, 1.0)},
     "fedproto": {"penalty": (0.1, 10.0)},
     "fedprox": {"proximal": (0.001, 1.0)},
     "fedsr": {"l2r": (0.001, 0.1), "cmi": (1e-4, 0.01)},

@@ -19,6 +19,7 @@ METHODS = {
     "afl": "AFL",
     "qfedavg": "q-FedAvg",
     "fedgma": "FedGMA",
+    "fedomg": "FedOMG",
     "feddg_ga": "FedDG-GA",
     "fedsr": "FedSR",
     "fedmix": "FedMix",

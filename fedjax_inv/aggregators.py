@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_inv import checks, tree, types
+from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 Weight = Callable[[types.Slots], Array]  # slots -> [S], how much each counts if it is present
@@ -142,6 +143,31 @@ def stacked() -> types.Aggregator:
         return tree.put(stack, index, new)
 
     return types.Aggregator(init, add, lambda stack: stack)
+
+
+# (uploads [S, ...], present [S] bool, of which at least one is true) -> the aggregated upload
+Combine = Callable[[Tree, Array], Tree]
+
+
+def of_all(combine: Combine, least: int = 1) -> types.Aggregator:
+    """Return an aggregator for a function of all uploads at once, in the order of the clients.
+
+    Raises UsageError for a cohort of fewer than `least` slots.
+    """
+    plain = stacked()
+
+    def init(upload: Tree, num_slots: int) -> Stack:
+        if num_slots < least:
+            text = f"must have at least {least} clients a round, has {num_slots}"
+            raise UsageError("schedule", ..., text)
+        stack: Stack = plain.init(upload, num_slots)
+        return stack
+
+    def finish(stack: Stack) -> Tree:
+        order = jnp.argsort(stack.who)  # so that neither ties nor rounding depend on the slots
+        return combine(tree.take(stack.values, order), stack.present[order])
+
+    return types.Aggregator(init, plain.add, finish)
 
 
 def combine(of_parts: Tree) -> types.Aggregator:

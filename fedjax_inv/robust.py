@@ -5,8 +5,6 @@ clients alike. f is the number of wrong clients that a rule is asked to stand. A
 whoever looks different also drops the client whose domain differs.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,27 +12,6 @@ import optax
 from fedjax_inv import aggregators, averaging, checks, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
-
-# (uploads [S, ...], present [S] bool, of which at least one is true) -> the aggregated upload
-Combine = Callable[[Tree, Array], Tree]
-
-
-def _of_stack(combine: Combine, least: int = 1) -> types.Aggregator:
-    """Return the aggregator of a rule for cohorts of at least `least` slots."""
-    plain = aggregators.stacked()
-
-    def init(upload: Tree, num_slots: int) -> aggregators.Stack:
-        if num_slots < least:
-            text = f"must have at least {least} clients for this rule, has {num_slots}"
-            raise UsageError("schedule", ..., text)
-        stack: aggregators.Stack = plain.init(upload, num_slots)
-        return stack
-
-    def finish(stack: aggregators.Stack) -> Tree:
-        order = jnp.argsort(stack.who)  # so that neither ties nor rounding depend on the slots
-        return combine(tree.take(stack.values, order), stack.present[order])
-
-    return types.Aggregator(init, plain.add, finish)
 
 
 def _sorted(values: Array, present: Array) -> Array:
@@ -64,7 +41,7 @@ def median() -> types.Aggregator:
 
         return jax.tree.map(leaf, uploads)
 
-    return _of_stack(combine)
+    return aggregators.of_all(combine)
 
 
 def trimmed_mean(share: float) -> types.Aggregator:
@@ -89,7 +66,7 @@ def trimmed_mean(share: float) -> types.Aggregator:
 
         return jax.tree.map(leaf, uploads)
 
-    return _of_stack(combine)
+    return aggregators.of_all(combine)
 
 
 def geometric_median(*, num_steps: int = 8, smoothing: float = 1e-6) -> types.Aggregator:
@@ -112,7 +89,7 @@ def geometric_median(*, num_steps: int = 8, smoothing: float = 1e-6) -> types.Ag
         weights, _ = jax.lax.scan(step, present.astype(float), length=num_steps)
         return _weighted(uploads, weights)
 
-    return _of_stack(combine)
+    return aggregators.of_all(combine)
 
 
 def krum(num_wrong: int, *, num_chosen: int = 1) -> types.Aggregator:
@@ -140,7 +117,7 @@ def krum(num_wrong: int, *, num_chosen: int = 1) -> types.Aggregator:
         is_chosen = jnp.zeros_like(present).at[order[:num_chosen]].set(True) & present
         return _weighted(uploads, is_chosen.astype(float))
 
-    return _of_stack(combine, least=2 * num_wrong + 3)
+    return aggregators.of_all(combine, least=2 * num_wrong + 3)
 
 
 def clipped_mean(clip: float | Array) -> types.Aggregator:
@@ -180,5 +157,6 @@ def aggregated(algorithm: types.Algorithm, rule: types.Aggregator) -> types.Algo
         return server
 
     parts = averaging.Upload(rule, aggregators.total(), aggregators.count())
-    changed = exchange._replace(aggregate=aggregators.combine(parts))
+    # Without a blank, so that no wrapper takes the upload for one that is averaged.
+    changed = exchange._replace(aggregate=aggregators.combine(parts), blank=None)
     return algorithm._replace(init_server=init_server, exchanges=(changed,))

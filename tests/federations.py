@@ -222,6 +222,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
     ),
     "feddyn": (Config(small_normed, full_batch, {"alpha": 0.3, "server_optimizer": _MOMENTUM}),),
     "fedgma": (Config(normed_body, full_batch, {"agreement": 0.6, "server_optimizer": _MOMENTUM}),),
+    "fedomg": (Config(small_normed, full_batch, {"kappa": 0.4, "server_optimizer": _MOMENTUM}),),
     "fediir": (
         Config(
             small_normed, momentum_epochs, {"penalty": 0.5, "decay": 0.6, "gradient_batch_size": 3}

@@ -61,6 +61,7 @@ LISTED: dict[str, Method] = {
     "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
     "vrex-large": Method("vrex", "beta", (10.0, 30.0, 100.0), _LARGE),
     "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
+    "fedomg": Method("fedomg", "kappa", (0.2, 0.5, 1.0)),
     "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
     "fedsam": Method("fedsam", "rho", (0.02, 0.1, 0.5)),
     "fedsr": Method("fedsr", "l2r", (0.01, 0.1, 1.0)),

@@ -28,6 +28,7 @@ LISTED = (
     "fedipg",
     "fedmix",
     "fednova",
+    "fedomg",
     "fedproto",
     "fedprox",
     "fedpvr",

@@ -72,6 +72,7 @@ def test_rows_of_clients_are_rows_of_the_examples() -> None:
         ("fedipg", {"estimator": "no"}),
         ("fedmix", {"ratio": 2.0}),
         ("fednova", {"proximal": -1.0}),
+        ("fedomg", {"kappa": -1.0}),
         ("fedproto", {"penalty": -1.0}),
         ("fedprox", {"proximal": -1.0}),
         ("fedsam", {"rho": -1.0}),
