@@ -28,7 +28,7 @@ from .assemble import Assembled
 from .config import Config
 from .forms import Part
 from .metrics import ACCURACY, LOWER_IS_BETTER
-from .running import files, provenance, records
+from .running import files, log, provenance, records
 from .running import folder as folders
 from .running.launch import FinishedCell
 from .running.records import Origin, Result, Sweep
@@ -52,6 +52,8 @@ def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell
         more = _metrics(assembled, folder, cells)
     else:
         files.remove(folder / "metrics.csv")
+    if config.network.head_from and config.network.model == "cosine":
+        more = [*_zero_shot(assembled, cells), *more]
     constants, record = _constants(assembled, cells), folder / "result.json"
     # The report of finished runs gets the data of the first seed alone.
     known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
@@ -117,6 +119,25 @@ def _constants(
             parts = test / test.sum()
             of_seed[str(seed)] = float(parts[train.argmax()]), parts[test > 0].tolist()
     return found
+
+
+def _zero_shot(assembled: Assembled, cells: Sequence[FinishedCell]) -> list[Part]:
+    """A table of the test scores of untrained class vectors: rules of selection leave out round 0.
+
+    They are the mean over the seeds, whose tests may differ.
+    """
+    measure, row = assembled.task.measure, {}
+    for cell in cells:
+        start = [line.test_score for line in log.read(cell.folder) if line.round == 0]
+        if start:
+            row[selection.held_out_of(cell.result)] = float(np.mean(start))
+    if len(row) > 1:
+        row["mean"] = float(np.mean([*row.values()]))
+    if not row:
+        return []
+    form = forms.text_of(measure)
+    shown = {name: [form([score])] for name, score in row.items()}
+    return [pd.DataFrame({f"round 0, {measure.heading()}": ["zero-shot"], **shown})]
 
 
 def _others(folder: Path, cells: Sequence[FinishedCell]) -> list[str]:

@@ -198,6 +198,7 @@ def test_a_head_starts_from_a_file_and_round_0_is_zero_shot(tmp_path: Path) -> N
     values |= dict(model="cosine", head_from=str(tmp_path / "classes.npz"))
     ran = runs.ran(config.of(**values, run_dir=str(tmp_path / "run"), devices="1"))
     assert runs.metrics(ran.folder)[0]["test_score"] == 1.0
+    assert "zero-shot" in (ran.folder / "table.md").read_text()
     with pytest.raises(UsageError, match="--head_from"):
         assemble.assemble(config.of(**values | {"model": "linear"}))
     np.savez(tmp_path / "classes.npz", names=names[:2], vectors=vectors[:2])
