@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, freezing, late_uploads, models, objectives, schedules
+from fedjax_inv import checks, freezing, keys, late_uploads, models, objectives, schedules
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError, one_line
 from fedjax_inv.data import augment, federation
@@ -574,7 +574,7 @@ class Schedule:
             or config.participation.dropout
             or config.participation.frequency < 1
         ):
-            draw_key = jax.random.fold_in(key, 1)
+            draw_key = keys.stream(key, "dropout")
             if config.participation.late == "stale":
                 cohort = schedules.stale(cohort, draw_key, fails, num_clients, longest=_STALE)
             else:
@@ -586,7 +586,7 @@ class Schedule:
 
 def _arrival(key: Array, num_clients: int, sparse: float, frequency: float) -> Array:
     """The probability [C] that each client's upload arrives. key: the key of the schedule."""
-    draw_key = jax.random.fold_in(key, 2)
+    draw_key = keys.stream(key, "sparse")
     return schedules.upload_probabilities(draw_key, num_clients, sparse=sparse, frequency=frequency)
 
 

@@ -4,11 +4,12 @@ XLA releases the interpreter while it compiles, so the next program compiles whi
 """
 
 import contextlib
-import contextvars
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
+
+from fedjax_inv import platforms
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ class Ahead:
         """Makes a value in a thread, unless that has begun already."""
         if key not in self._begun:
             # Threads do not inherit the platform that programs are traced for.
-            self._begun[key] = self._pool.submit(contextvars.copy_context().run, make)
+            self._begun[key] = self._pool.submit(_inside, platforms.same_context(), make)
 
     def take(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value that `begin` has begun to make; without one, or after an error, `make()`."""
@@ -50,4 +51,9 @@ class Ahead:
         if future is not None and not future.cancel():
             with contextlib.suppress(Exception):
                 return future.result()
+        return make()
+
+
+def _inside(context: contextlib.AbstractContextManager[None], make: Callable[[], T]) -> T:
+    with context:
         return make()

@@ -3,17 +3,13 @@
 Wrong labels are a partition's matter (`data.wrong_labels`).
 """
 
-import zlib
 from collections.abc import Callable, Sequence
 
-import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, tree, types
+from fedjax_inv import averaging, checks, keys, tree, types
 from fedjax_inv.types import Array, Tree
-
-_STREAM = zlib.crc32(b"attack")  # of a client's key
 
 
 def _changed(
@@ -24,7 +20,7 @@ def _changed(
 
     def client(visit: types.Visit) -> types.Reply:
         reply = exchange.client(visit)
-        wrong = change(reply.upload, jax.random.fold_in(visit.key, _STREAM))
+        wrong = change(reply.upload, keys.stream(visit.key, "attack"))
         attacks = (attackers == visit.shard.who).any()
         return reply._replace(upload=optax.tree.where(attacks, wrong, reply.upload))
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, local, models, permutation, tree, types
+from fedjax_inv import aggregators, averaging, checks, keys, local, models, permutation, tree, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Tree
@@ -217,7 +217,7 @@ def side_state(
         del trained
         return of_shard(
             visit.shard,
-            jax.random.fold_in(visit.key, 1),
+            keys.stream(visit.key, "mean examples"),
             num_classes=visit.message.side.y.shape[1],
             rows=rows,
             length=chunk if pools else visit.shard.size // rows,
@@ -260,7 +260,8 @@ def _empty(
         jnp.zeros(num_rows, bool),
     )
     # A seed instead of a key, as checkpoints store numbers.
-    return Pool(empty, jax.random.bits(setup.key, dtype=jnp.uint32))
+    key = keys.stream(setup.key, "mean examples")
+    return Pool(empty, jax.random.bits(key, dtype=jnp.uint32))
 
 
 def _by_client(sent: aggregators.Stack) -> MeanExamples:

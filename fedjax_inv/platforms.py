@@ -1,7 +1,6 @@
 """The platform that a program is traced for, on which its operations may depend, and its cores."""
 
 import contextlib
-import contextvars
 import functools
 import os
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ _LEVEL = "xla_backend_optimization_level"
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _AUTOTUNE = "xla_gpu_autotune_level"
 
-_platform: contextvars.ContextVar[str] = contextvars.ContextVar("platform", default="")
+# A context of JAX's: what was traced for one platform is traced again for another.
+_traced_for: Any = jax.make_user_context(default_value="")
 
 
 def on_cpu() -> bool:
@@ -106,20 +106,20 @@ def products_at(precision: str) -> Iterator[None]:
 
 
 def _current() -> str:
-    return _platform.get() or jax.default_backend()
+    return _traced_for.value or jax.default_backend()
 
 
-@contextlib.contextmanager
-def traced_for(platform: str) -> Iterator[None]:
-    """Trace programs for "cpu", "gpu" or "tpu" while the context is open.
+def traced_for(platform: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which this thread traces programs for "cpu", "gpu" or "tpu".
 
     The programs can then be compiled for a machine that is not here.
     """
-    token = _platform.set(platform)
-    try:
-        yield
-    finally:
-        _platform.reset(token)
+    return _traced_for(platform)
+
+
+def same_context() -> contextlib.AbstractContextManager[None]:
+    """Return the context of `traced_for` in which this thread is, for another thread."""
+    return _traced_for(_traced_for.value)
 
 
 def machine_bytes() -> int:

@@ -16,14 +16,13 @@ nor against those who know the seed.
 """
 
 import math
-import zlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import aggregators, averaging, checks, tree, types, wrapping
+from fedjax_inv import aggregators, averaging, checks, keys, tree, types, wrapping
 from fedjax_inv.types import Array, Tree
 
 
@@ -74,7 +73,7 @@ def private(
     def init_server(setup: types.Setup) -> Server:
         server = algorithm.init_server(setup)
         averaging.check_upload(exchange, server, stats=False)
-        key = jax.random.fold_in(setup.key, zlib.crc32(b"private noise"))
+        key = keys.stream(setup.key, "private noise")
         number = sampling_rate * setup.num_clients if divisor is None else divisor
         return Server(server, jax.random.key_data(key), jnp.int32(0), jnp.asarray(number, float))
 

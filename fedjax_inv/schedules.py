@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import checks, permutation, types
+from fedjax_inv import checks, keys, permutation, types
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
@@ -260,7 +260,7 @@ def attending(
         if np.any(np.asarray(slow) > 1):
             drawn = _slow(drawn, jnp.asarray(slow))
         if np.any(dropout):
-            drawn = _dropout(drawn, jax.random.fold_in(key, 1), jnp.asarray(dropout))
+            drawn = _dropout(drawn, keys.stream(key, "dropout"), jnp.asarray(dropout))
         return drawn
 
     return draw

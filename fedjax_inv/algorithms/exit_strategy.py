@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, local, objectives, types, wrapping
+from fedjax_inv import aggregators, checks, keys, local, objectives, types, wrapping
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
@@ -323,7 +323,7 @@ def wrap(algorithm: types.Algorithm, phase: Phase = Phase()) -> types.Algorithm:
         wrapped = algorithm.init_server(setup)
         params, direction = parameters(wrapped), ()
         if phase.smoothness is None:
-            drawn = optax.tree.random_like(jax.random.fold_in(setup.key, 1), params)
+            drawn = optax.tree.random_like(keys.stream(setup.key, "direction"), params)
             direction = optax.tree.scale(1 / optax.tree.norm(drawn), drawn)
         table = jnp.zeros((phase.rounds, setup.num_clients))
         stays = jnp.ones(setup.num_clients, bool)

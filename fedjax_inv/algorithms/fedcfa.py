@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_inv import averaging, checks, mean_examples, objectives, platforms, tree, types
+from fedjax_inv import averaging, checks, keys, mean_examples, objectives, platforms, tree, types
 from fedjax_inv.aggregators import Weight
 from fedjax_inv.mean_examples import chunk_means as chunk_means
 from fedjax_inv.types import Array, Tree
@@ -194,7 +194,14 @@ def _gradient(model: types.Model, chosen: _Settings, visit: types.Visit) -> type
             metrics, moved = {"loss": total}, types.Halves(body, head)
             if chosen.swaps:
                 losses, moved = _counterfactual_losses(
-                    model, chosen, visit, params, moved, batch, factors, jax.random.fold_in(key, 1)
+                    model,
+                    chosen,
+                    visit,
+                    params,
+                    moved,
+                    batch,
+                    factors,
+                    keys.stream(key, "counterfactuals"),
                 )
                 total += sum(weight * losses[name] for name, weight in chosen.swaps.items())
                 metrics |= {f"{name}_loss": value for name, value in losses.items()}

@@ -28,6 +28,7 @@ from fedjax_inv import (
     aggregators,
     averaging,
     checks,
+    keys,
     mean_examples,
     models,
     objectives,
@@ -136,7 +137,9 @@ def _gradient(
     share = jnp.where(means.real.any(), ratio, 0)
 
     def grad_fn(variables: types.Variables, batch: types.Batch, key: Array) -> types.Step:
-        mean_x, mean_y = tree.take(mean_examples.draw(means, jax.random.fold_in(key, 1), 1), 0)
+        mean_x, mean_y = tree.take(
+            mean_examples.draw(means, keys.stream(key, "mean example"), 1), 0
+        )
         y = mean_examples.columns(batch.y, num_columns)
         if jnp.issubdtype(batch.y.dtype, jnp.integer):
             # The loss of a label that is no class is NaN, as elsewhere.

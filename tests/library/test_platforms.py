@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_inv import platforms
+from fedjax_inv.ahead import Ahead
 from fedjax_inv.models import lowerings
 from fedjax_inv.types import Array
 
@@ -71,3 +72,14 @@ def test_high_is_three_products_of_tf32_on_a_gpu() -> None:
 
 def test_a_cpu_knows_no_precision() -> None:
     assert set(precisions(curvature("canonical"), "cpu", "highest")) == {"DEFAULT"}
+
+
+def test_what_is_traced_for_one_platform_is_not_reused_for_another() -> None:
+    """Also in a thread that prepares a program ahead."""
+    on_cpu = jax.jit(lambda: jnp.bool_(platforms.on_cpu()))
+    with Ahead() as ahead:
+        for platform in ("cpu", "gpu", "cpu"):
+            with platforms.traced_for(platform):
+                ahead.begin(platform, on_cpu)
+                assert bool(on_cpu()) == (platform == "cpu")
+            assert bool(ahead.take(platform, on_cpu)) == (platform == "cpu")
