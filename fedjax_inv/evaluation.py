@@ -263,6 +263,18 @@ def balanced(scores: Scores) -> Array:
     return jnp.where(counts, scores.score, 0).sum(-1) / jnp.maximum(counts.sum(-1), 1)
 
 
+def of_clients_and_others(own: Scores, others: Scores, *, equally: bool) -> Scores:
+    """Return the scores of a test, each [R, 1], from those of clients' own examples and of others.
+
+    The scores `own` are [R, C], `others` [R, 1]. All examples count alike, or with `equally` all
+    clients (and the others, if there are any). A score of sums is that of all examples together.
+    """
+    both = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, 1), own, others)
+    counted = both._replace(size=(both.size > 0).astype(jnp.int32)) if equally else both
+    found = by_group(counted, jnp.zeros(both.size.shape[1], jnp.int32), 1)
+    return found._replace(size=both.size.sum(1, keepdims=True))
+
+
 def by_group(scores: Scores, group: Array, num_groups: int) -> Scores:
     """Return the scores of groups of clients (domains), clients weighted by size, or their sums.
 

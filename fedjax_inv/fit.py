@@ -53,7 +53,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Splits, mixes_domains
 from fedjax_inv.devices import Devices
 from fedjax_inv.fitted import Fitted
-from fedjax_inv.inputs import Inputs, Run, cohorts, combinations, group_names, of_runs
+from fedjax_inv.inputs import Inputs, Run, cohorts, combinations, group_names, of_runs, own_tests
 from fedjax_inv.one_run import Experiment
 from fedjax_inv.plan import Evaluations, Plan
 from fedjax_inv.task import check_settings, facts_of, task_of
@@ -187,6 +187,13 @@ def plan(
         return algorithm(model, work, **given)
 
     _check_values(build, runs)
+    by_client, rule = evaluations.by_client, ""
+    if by_client is None:
+        by_client = build(runs[0].hyper).personal
+    if by_client and not facts.pooled:
+        number = splits.num_classes or num_classes
+        own_test, rule = own_tests(runs, splits.of_seed, num_classes=number, source=splits.source)
+        inputs = inputs._replace(own_test=own_test)
     attend = _EVERYONE if facts.pooled else schedule
     cohorts, history = _cohorts(attend, inputs, rounds)
     groups = group_names([splits.of_seed[seed] for seed in _seeds(runs)])
@@ -207,6 +214,7 @@ def plan(
     )
     arrays = splits.data, inputs, cohorts
     more: dict[str, Any] = {"groups": groups, "num_classes": num_classes, "task": task}
+    more["own_rule"] = rule
     return Plan.of(experiment, devices, runs, *arrays, evaluations=evaluations, **more)
 
 

@@ -129,6 +129,17 @@ class Fitted:
         return f"<Fitted: {len(self.runs)} runs, {self.round} rounds{rest}>"
 
     @property
+    def served(self) -> str:
+        """Which networks the test score is of, in words."""
+        rule = {
+            "own": "of each client's own network on the test examples of that client, and of a new "
+            "client's on the others",
+            "proportions": "of each client's own network on test examples in the proportions of "
+            "the client's classes, a mean over clients",
+        }
+        return rule.get(self.plan.own_rule, "of the network of a client that was never seen")
+
+    @property
     def latest(self) -> dict[str, np.ndarray]:
         """The values [R] of the last evaluation, by the names of `History`."""
         return self._lines[-1]

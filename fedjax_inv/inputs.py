@@ -44,6 +44,13 @@ class Detailed(NamedTuple):
     shards: ClientShards  # client c has examples in the proportions of its training classes
 
 
+class OwnTest(NamedTuple):
+    """Test examples for the own networks of clients, and those for the network of a new client."""
+
+    own: ClientShards  # [R, C]
+    others: SharedExamples  # [R, 1]
+
+
 class Inputs(NamedTuple):
     """The inputs in which the R runs of a program differ."""
 
@@ -59,6 +66,7 @@ class Inputs(NamedTuple):
     )
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
+    own_test: OwnTest | None = None  # evaluated in place of the test
     targets: Scaling | None = None  # [R, K] of the targets of a model of `models.in_units`
     unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
 
@@ -164,6 +172,54 @@ def of_runs(
             name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
         },
     )
+
+
+def own_tests(
+    runs: Sequence[Run],
+    splits: Mapping[int, Split],
+    *,
+    num_classes: int = 0,
+    source: np.ndarray | None = None,
+) -> tuple[OwnTest | None, str]:
+    """Return which test examples clients' own networks serve, and which rule gives them.
+
+    - "own": the examples whose client is known (`Split.owner`).
+    - "proportions": of a test without such examples and without a domain of its own, with K classes
+      (`num_classes`), each client gets examples in the proportions of its classes
+      (`federation.test_shards`, whose `source` it is).
+    - "": no examples.
+    """
+    kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
+    chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
+    rule = "own" if any(split.owner is not None for split in chosen) else ""
+    if not rule and num_classes and all(map(_has_their_classes, splits.values())):
+        rule = "proportions"
+    own, others = [], []
+    for (seed, left_out), split in zip(kinds, chosen, strict=True):
+        test, data = federations.parts_of(split.test)[0], split.test.data
+        owner = np.full(len(test), -1) if split.owner is None else split.owner
+        parts = [test[owner == client] for client in range(len(split.domain))]
+        if rule == "proportions" and not left_out:
+            shards = federations.test_shards(split, num_classes, seed, source=source)
+            parts, test = federations.parts_of(shards), test[:0]
+        own.append(federations.of_parts(data, parts))
+        others.append(federations.of_parts(data, [test[owner[: len(test)] < 0]]))
+    if not rule:
+        return None, ""
+    which = [kinds.index((run.seed, run.left_out)) for run in runs]
+
+    def stacked(of_kinds: Sequence[types.Federation]) -> list[Array]:
+        arrays = zip(*(each[1:4] for each in _padded(of_kinds)), strict=True)
+        return [jax.device_put(np.stack(each)[which]) for each in arrays]
+
+    return OwnTest(ClientShards(*stacked(own)), SharedExamples(*stacked(others))), rule
+
+
+def _has_their_classes(split: Split) -> bool:
+    """Return whether a test of no domain has an example of each class that clients have."""
+    y = np.asarray(split.train.data.y)
+    train, test = (y[np.concatenate(federations.parts_of(f))] for f in (split.train, split.test))
+    return split.test_domain[0] < 0 and bool(np.isin(train, test).all())
 
 
 def _of_targets(train: types.Federation) -> Scaling:

@@ -96,6 +96,7 @@ class Outcome(NamedTuple):
     test: evaluation.Scores  # each [1]
     stops: stopping.Stops
     detailed: DetailedScores | None = None
+    own_test: evaluation.Scores | None = None  # each [C], of `Inputs.own_test`
     unseen: Mapping[str, evaluation.Scores] = {}  # by the names of `Inputs.unseen`, each [1]
     traffic: tuple[Traffic, ...] = ()  # as in `Played`; of no rounds 0
 
@@ -197,12 +198,16 @@ class OneRun:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         sets = self.held_out(inputs)
         num_held_out = len(sets)
+        if inputs.own_test is not None:
+            sets[1] = inputs.own_test.others, False
+            sets.append((inputs.own_test.own, True))
         if inputs.detailed is not None:
             # A personal algorithm serves each client with the client's own state.
             by_class, shards = inputs.detailed
             sets += [(by_class, False), (shards, not self.experiment.pooled)]
         found = self.evaluate_each(data, inputs, training.state, sets)
         valid, test, *unseen = found[:num_held_out]
+        own_test = None if inputs.own_test is None else found.pop(num_held_out)
         detailed = found[num_held_out:]
         exchanges = len(self.algorithm(inputs).exchanges)
         return Outcome(
@@ -215,6 +220,7 @@ class OneRun:
             test=test,
             stops=training.stops,
             detailed=DetailedScores(*detailed) if detailed else None,
+            own_test=own_test,
             unseen=dict(zip(inputs.unseen, unseen, strict=True)),
         )
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, platforms, types
+from fedjax_inv import checks, evaluation, platforms, types
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
@@ -43,6 +43,10 @@ class Evaluations(NamedTuple):
     # "drop" leaves it out; "stop" raises `Diverged`.
     nonfinite: str = "mark"
     by_class: bool = False  # also class by class, and in the proportions of each client's classes
+    # Whether the test examples whose client is known are scored by its own network; if none is
+    # known, examples in the proportions of each client's classes (`inputs.own_tests`). None: for
+    # algorithms with personal networks, as other ones have one network for all.
+    by_client: bool | None = None
     watched: int = 0  # about how many examples of training and test are evaluated in every round
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0  # sizes [C] -> rounds before a stop
     thresholds: tuple[float, ...] = ()  # these three as in `one_run.Experiment`
@@ -59,8 +63,9 @@ class Evaluations(NamedTuple):
             raise UsageError("evaluations.thresholds", self.thresholds, "must be several numbers")
         for threshold in self.thresholds:
             checks.real("evaluations.thresholds", threshold, -np.inf)
-        for name in ("start", "by_class", "stop_above", "end_at_stop"):
-            checks.truth(f"evaluations.{name}", getattr(self, name))
+        for name in ("start", "by_class", "by_client", "stop_above", "end_at_stop"):
+            if name != "by_client" or self.by_client is not None:
+                checks.truth(f"evaluations.{name}", getattr(self, name))
         if self.thresholds and not self.watched:
             text = "need examples to look at, as evaluations.watched counts them"
             raise UsageError("evaluations.thresholds", self.thresholds, text)
@@ -85,6 +90,7 @@ class Plan:
     groups: list[str]  # the names of the validation groups
     task: Task  # the loss and the score
     num_classes: int  # 0 if the loss takes targets that are no classes
+    own_rule: str  # of `inputs.own_tests`: which test examples clients' own networks serve
     streams: bool  # whether the examples stay on the host, but for those of the next rounds
     sample: types.Examples  # the shapes of the examples [M, ...]
     is_placed: bool = False
@@ -242,7 +248,7 @@ class Plan:
             if is_new and self.evaluations.start:
                 ahead.take("evaluation", lambda: None)
                 outcome = program.evaluate(data, inputs, fitted.training)
-                fitted.add(program.gathered(outcome), 0)
+                fitted.add(self._gathered(outcome), 0)
                 _act(callbacks, fitted)
             while not (fitted.is_over or fitted.stopped):
                 for name in (fitted.round, "evaluation"):
@@ -250,10 +256,20 @@ class Plan:
                 with _interrupted_at_end():
                     part = self.part(fitted.round)
                     fitted.training, outcome = program.segment(data, inputs, fitted.training, part)
-                    outcome = program.gathered(outcome)
+                    outcome = self._gathered(outcome)
                     self._look_for_nonfinite(outcome, fitted)
                     fitted.add(outcome, part.who.shape[1])
                     _act(callbacks, fitted)
+
+    def _gathered(self, outcome: Outcome) -> Outcome:
+        """Return an outcome on the host, with the scores of all test examples as its test."""
+        outcome = self.program.gathered(outcome)
+        if outcome.own_test is None:
+            return outcome
+        test = evaluation.of_clients_and_others(
+            outcome.own_test, outcome.test, equally=self.own_rule == "proportions"
+        )
+        return outcome._replace(test=jax.device_get(test))
 
     def _compile_ahead(self, ahead: Ahead, fitted: Fitted) -> None:
         """Compile the programs in threads: each one while those before it compute."""

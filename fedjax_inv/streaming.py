@@ -139,6 +139,9 @@ def _together(outcomes: list[Outcome]) -> Outcome:
     return jax.tree.map(joined, *outcomes, is_leaf=lambda node: isinstance(node, Scores))
 
 
+_HELD_OUT = ("valid", "test", "detailed", "unseen", "own_test")  # fields of inputs
+
+
 class _Shards(NamedTuple):
     """The shards of R runs on the host."""
 
@@ -190,12 +193,13 @@ class _Parts:
     ) -> None:
         self._source, self._cohorts, self._layout = source, cohorts, layout
         self._train = _Shards(*map(np.asarray, inputs.train[:3]))
-        held_out = inputs.valid, inputs.test, inputs.detailed, inputs.unseen
+        held_out = [getattr(inputs, name) for name in _HELD_OUT]
         shards, self._structure = jax.tree.flatten(held_out, is_leaf=devices.is_shards)
         self._kinds = [type(each) for each in shards]
         self._held_out = [_Shards(*map(np.asarray, each)) for each in shards]
         none: Any = ()
         others = inputs._replace(train=none, valid=none, test=none, detailed=None, unseen={})
+        others = others._replace(own_test=None)
         # From the host, or a part would wait for the rounds on the devices that compute them.
         self._inputs = others if layout.mesh is None else jax.device_get(others)
         self._thread = ThreadPoolExecutor(1, "reads-examples")
@@ -289,8 +293,7 @@ class _Parts:
             for run, order in enumerate(each.order):
                 begin[run] = rows.add(run, order, each.start[run] + skip[run], taken[run])
             held_out.append(kind(rows.order, begin, taken))
-        names = ("valid", "test", "detailed", "unseen")
-        shards = dict(zip(names, jax.tree.unflatten(self._structure, held_out), strict=True))
+        shards = dict(zip(_HELD_OUT, jax.tree.unflatten(self._structure, held_out), strict=True))
         return self._placed(rows.numbers, **shards)
 
 

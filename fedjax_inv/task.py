@@ -85,7 +85,8 @@ class Task(NamedTuple):
         mask = jax.ShapeDtypeStruct((1,), bool)
         for name, function in (("loss", self.loss), ("score", self.score.of_domains())):
             try:
-                found = jax.eval_shape(function, outputs, one, mask)
+                # JAX keeps the function, and cannot keep `Counts`.
+                found = jax.eval_shape(lambda *batch, of=function: of(*batch), outputs, one, mask)
             except UsageError:
                 raise
             except Exception as error:

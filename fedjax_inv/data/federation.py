@@ -32,6 +32,9 @@ class Split(NamedTuple):
     domains: tuple[str, ...]
     # Further examples that no client holds, by names of `UNSEEN`: each a federation of one client
     unseen: Mapping[str, Federation] = {}
+    # [T] the training client whose user or domain each test example is of, in the order of the
+    # test, -1 if none is known; None: none is known for any
+    owner: np.ndarray | None = None
 
     def replaced(self, of: Callable[[Federation], Federation]) -> "Split":
         """Return the split with each federation replaced by a function of it."""
@@ -283,7 +286,30 @@ def split(
     every = np.arange(len(dataset.y))
     trains, valids, test, *more = _in_one_order(data, roles, every, first_row)
     never_seen = dict(zip(unseen, more, strict=True))
-    return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen)
+    owner = None
+    if held_out is None:
+        held = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
+        owner = _owners(dataset, held, tested)
+    return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen, owner)
+
+
+def _owners(dataset: Dataset, clients: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
+    """Return the client that has the user of each row, or else its domain; -1 if there is none.
+
+    None: several clients share users, or domains, or no row is of one of theirs.
+    """
+    known = [dataset.user] if len(dataset.domains) == 1 else [dataset.user, dataset.domain]
+    for values in known:
+        if values is None:
+            continue
+        own = [np.unique(values[held]) for held in clients]
+        every = np.concatenate(own)
+        if len(np.unique(every)) == len(every) and np.isin(values[rows], every).any():
+            order = np.argsort(every)
+            at = np.minimum(np.searchsorted(every, values[rows], sorter=order), len(every) - 1)
+            client = np.repeat(np.arange(len(own)), [len(each) for each in own])[order[at]]
+            return np.where(every[order[at]] == values[rows], client, -1)
+    return None
 
 
 def dealt(dataset: Dataset, *held_out: str | None) -> np.ndarray:
@@ -374,7 +400,7 @@ def without(split: Split, domain: str) -> Split:
     every = np.asarray(split.train.order)
     trains, valids, tested = _in_one_order(split.train.data, [*kept, [test]], every)
     alone = np.array([index], np.int32)
-    return split._replace(train=trains, valid=valids, test=tested, test_domain=alone)
+    return split._replace(train=trains, valid=valids, test=tested, test_domain=alone, owner=None)
 
 
 def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -> np.ndarray:
