@@ -72,10 +72,20 @@ class Assembled(NamedTuple):
             rounds=config.training.rounds,
             grid=cell.runs,
             schedule=build.Schedule(config),
-            evaluations=build.evaluations(config, self.task.score),
+            # All methods of a table are scored on the same examples.
+            evaluations=build.evaluations(config, self.task.score, by_client=self.is_personal),
             devices=machine.devices(config),
             loss=self.task.loss,
             **build.local_training(config),
+        )
+
+    @property
+    def is_personal(self) -> bool:
+        """Whether a method serves each client with a network of its own."""
+        first = {cell.algorithm: cell for cell in self.cells}.values()
+        return any(
+            algorithm(self.config, cell, self.model, self.task, cell.runs[0].hyper).personal
+            for cell in first
         )
 
     def as_seen(self, held_out: str | None, seed: int) -> tuple[Dataset, Split]:

@@ -608,7 +608,7 @@ def _of_clients(entries: Sequence[str], num_clients: int, default: float) -> np.
 # The evaluations of a run, and the thresholds at which it stops.
 
 
-def evaluations(config: Config, score: Score) -> Evaluations:
+def evaluations(config: Config, score: Score, *, by_client: bool) -> Evaluations:
     """When runs are evaluated and what stops them, as `fit` takes it."""
     return Evaluations(
         config.evaluation.eval_every,
@@ -616,6 +616,7 @@ def evaluations(config: Config, score: Score) -> Evaluations:
         score,
         nonfinite=config.evaluation.nonfinite,
         by_class=config.evaluation.watch_classes,
+        by_client=by_client,
         watched=config.evaluation.watch_examples,
         warm_start=lambda sizes: warm_start(config, sizes),
         thresholds=config.evaluation.thresholds,

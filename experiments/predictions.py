@@ -79,8 +79,12 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
     others = [(summary.unseen_name(runs.cell, kind), kind, of) for kind, of in split.unseen.items()]
-    others.append((summary.test_name(runs.cell, names), "test", split.test))
-    return [*parts, *(part(name, kind, -1, *parts_of(of)) for name, kind, of in others)]
+    parts += [part(name, kind, -1, *parts_of(of)) for name, kind, of in others]
+    (tested,), test = parts_of(split.test), summary.test_name(runs.cell, names)
+    if split.owner is None or not assembled.is_personal:
+        return [*parts, part(test, "test", -1, tested)]
+    owners = range(-1, len(split.domain))
+    return [*parts, *(part(test, "test", who, tested[split.owner == who]) for who in owners)]
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
