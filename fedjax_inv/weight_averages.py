@@ -9,7 +9,8 @@ the network itself. Training goes on from the network and never sees the average
 
 All floats of the server's state are averaged, so that whatever serves a client comes from the same
 rounds: statistics (BatchNorm) too, which the papers compute anew by a pass over the examples.
-Clients' own states are not; a personal algorithm serves a client with them and with the average.
+Clients' own states are not (SWA's release starts a round later and leaves BatchNorm's statistics);
+a personal algorithm serves a client with them and with the average.
 """
 
 from typing import Any, NamedTuple

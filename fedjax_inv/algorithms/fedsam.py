@@ -10,7 +10,8 @@ Seeking Flat Minima" (arXiv 2203.11834). The norm is that of all parameters toge
 nothing is ascended.
 
 The papers leave statistics (BatchNorm) and dropout open: the first pass, at w, moves the
-statistics, as they are those of the network that is kept, and both passes drop the same units.
+statistics, as they are those of the network that is kept (in the authors' code both passes do), and
+both passes drop the same units.
 """
 
 import chex

@@ -10,7 +10,8 @@ the client's steps before, 0 at first.
 Rame et al. 2021, "Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization"
 (arXiv 2109.02934), here in each local step of FedAvg, with the mean over parameters and the moving
 average of the authors' code; the paper has the squared norm. The code starts the penalty after a
-warm-up. A domain with one example in the batch has no variance and is left out.
+warm-up, with a fresh Adam; a server's optimizer here goes on. A domain with one example in the
+batch has no variance and is left out.
 """
 
 import jax

@@ -6,7 +6,8 @@
 IRMv1 of Arjovsky et al. 2019, "Invariant Risk Minimization" (arXiv 1907.02893), here in each local
 step of FedAvg. The paper leaves open how s_d^2 is taken from a minibatch: its code squares s_d of
 all examples, DomainBed multiplies the s_d of two halves. Both have a penalty of 1 in a warm-up, 0
-here, and the authors' code later divides the objective by the penalty. They add the risks of all
+here, and then a fresh Adam, where a server's optimizer here goes on; the authors' code later
+divides the objective by the penalty, DomainBed never does (`scale_loss`). They add the risks of all
 domains with equal weights; R is the whole batch's here, so that the warm-up is FedAvg. With one
 domain it is FedIPG on a linear classifier.
 """

@@ -9,7 +9,8 @@ over all pairs, also of an example with itself.
 
 Li et al. 2018, "Domain Generalization with Adversarial Feature Learning" (CVPR), without its
 adversary and autoencoder, as in DomainBed, whose kernels these are; here in each local step of
-FedAvg. Positions of an image are averaged first.
+FedAvg. R is over the minibatch, DomainBed's is the mean over domains. Positions of an image are
+averaged first.
 """
 
 import jax.numpy as jnp

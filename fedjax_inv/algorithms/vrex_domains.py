@@ -5,8 +5,9 @@
 Krueger et al. 2021, "Out-of-Distribution Generalization via Risk Extrapolation" (arXiv 2003.00688),
 here in each local step of FedAvg; `vrex` has the clients' risks in place of the domains'. The paper
 adds the risks of all domains, DomainBed takes their mean; R is the whole batch's here, so that a
-penalty of 0 is FedAvg. Both have a penalty of 1 in a warm-up, here 0, and the authors' code later
-divides by the penalty.
+penalty of 0 is FedAvg. Both have a penalty of 1 in a warm-up, here 0, and then a fresh Adam, where
+a server's optimizer here goes on; the authors' code later divides by the penalty, as we do,
+DomainBed never does (`scale_loss`).
 """
 
 import optax
