@@ -47,6 +47,7 @@ nb_merge_streams = True
 default_role = "py:obj"
 suppress_warnings = ["ref.python"]  # a short name may be that of several objects
 autosummary_ignore_module_all = False
+autodoc_mock_imports = ["flwr"]  # not among the versions of requirements/
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 add_module_names = False

@@ -26,9 +26,7 @@ factory = getattr(importlib.import_module(f"fedjax_inv.algorithms.{NAME}"), NAME
 work = LocalTraining(optax.sgd, 32, 1, None).work({**LOCAL, **SETTINGS["local"]})
 model = models.mlp(len(SETTINGS["classes"]), widths=SETTINGS["widths"])
 algorithm = factory(model, work, **SETTINGS["method"])
-example = types.Examples(
-    jnp.zeros((1, *INPUT["shape"]), INPUT["dtype"]), jnp.zeros(1, jnp.int32)
-)
+example = types.Examples(jnp.zeros((1, *INPUT["shape"]), INPUT["dtype"]), jnp.zeros(1, jnp.int32))
 
 
 def _rows(path: str, *, test: bool) -> types.Examples:
@@ -52,8 +50,9 @@ def validation(node: Mapping[str, Any]) -> types.Examples:
 def main(paths: list[str]) -> None:
     """Simulate the run, with the data of a node for each client."""
     rows = [_rows(path, test=False) for path in paths]
-    given = {**SETTINGS["method"], **SETTINGS["local"], "rounds": RUN["rounds"], "seed": RUN["seed"]}
-    fitted = fit(factory, model, [(each.x, each.y) for each in rows], **given)
+    clients = [(each.x, each.y) for each in rows]
+    settings = {**SETTINGS["method"], **SETTINGS["local"], "seed": RUN["seed"]}
+    fitted = fit(factory, model, clients, rounds=RUN["rounds"], callbacks=(), **settings)
     deployed = models.saved.load("results/model.safetensors", fitted.network())
     apart = laws.largest_difference(deployed, fitted.network())
     print(f"simulated and deployed networks differ by {apart:.1e}")
