@@ -235,7 +235,7 @@ class _Server:
         self.app, self.grid, self.timeout, self.path = app, grid, timeout, path
         self.forms = _forms(app, example)
         self.nodes: dict[int, _Node] = {}  # by client
-        self.refused: set[int] = set()  # nodes that do not fit
+        self.known: set[int] = set()  # nodes that have answered, if only by an error
         # Of clients, the tags of the last replies that count, and the examples at the start.
         self.book: dict[str, Any] = {"round": 0, "accepted": [""] * app.num_clients, "size": []}
         if path.exists():
@@ -258,25 +258,28 @@ class _Server:
     def wait(self, least: int, *, is_start: bool = False) -> None:
         """Ask new nodes who they are, until so many nodes are there."""
         question = RecordDict({"about": ConfigRecord({"num_clients": self.app.num_clients})})
+        number_told = -1
         while True:
             there = set(self.grid.get_node_ids())
+            self.known &= there
             for client, node in list(self.nodes.items()):
                 if node.number not in there:
                     fate = "lies in its file" if node.has_file else "is lost with its SuperNode"
                     _log(f"client {client} has left; its own state, if any, {fate}")
                     del self.nodes[client]
-            new = there - self.refused - {node.number for node in self.nodes.values()}
-            for number, content in self.send("query", dict.fromkeys(new, question)).items():
+            new = dict.fromkeys(there - self.known, question)
+            for number, content in self.send("query", new).items():
                 try:
                     self._admit(number, content["about"], is_start=is_start)
                 except UsageError as error:
                     if is_start:
                         raise
-                    self.refused.add(number)
                     _log(f"a node takes no part: {error}")
             if len(self.nodes) >= least:
                 return
-            _log(f"{len(self.nodes)} of {least} nodes are there")
+            if len(self.nodes) != number_told:
+                number_told = len(self.nodes)
+                _log(f"{number_told} nodes are there, waiting for {least}")
             time.sleep(1)
 
     def _admit(self, number: int, about: Mapping[str, Any], *, is_start: bool) -> None:
@@ -301,6 +304,7 @@ class _Server:
         out = [Message(content, node, kind, ttl=self.timeout) for node, content in contents.items()]
         replies = list(self.grid.send_and_receive(out, timeout=self.timeout)) if out else []
         for reply in replies:
+            self.known.add(reply.metadata.src_node_id)
             if reply.has_error():
                 _log(f"node {reply.metadata.src_node_id}: {reply.error.reason}")
         return {r.metadata.src_node_id: r.content for r in replies if r.has_content()}
@@ -427,6 +431,7 @@ def server_app(
             _App(algorithm, model, num_clients), example, grid, timeout, Path(folder, name)
         )
         server = run.begin(str(context.run_id), least, example, seed)
+        _log(f"{run.book['round']} of {rounds} rounds are over, by {run.path}")
         for round in range(run.book["round"], rounds):
             run.wait(1)
             server = run.play(server, tree.take(cohorts, round))
