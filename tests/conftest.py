@@ -28,8 +28,8 @@ settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def one_core() -> Iterator[None]:
-    """`--devices=auto` takes one device on any machine; tests of several name their number."""
+def two_cores() -> Iterator[None]:
+    """`--devices=auto` takes two devices on any machine, as on most of the users'."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_inv.platforms.cores", lambda: 1)
+        patch.setattr("fedjax_inv.platforms.cores", lambda: 2)
         yield

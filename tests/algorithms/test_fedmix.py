@@ -161,30 +161,6 @@ def test_it_is_mixup_up_to_the_square_of_the_ratio() -> None:
         np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 4, rtol=0.1)
 
 
-def test_without_a_ratio_it_is_the_loss() -> None:
-    problem = Problem()
-    assert_close(problem.mixed(0.0), problem.loss(problem.x, problem.y), rtol=1e-6, atol=0.0)
-
-
-def test_the_slope_is_that_of_the_loss_at_the_shrunk_inputs() -> None:
-    """By central differences. It is a mean over the batch: of all examples twice it is the same."""
-    with jax.enable_x64(True):
-        problem, ratio, small = Problem(), 0.4, 1e-5
-        u = (1 - ratio) * problem.x
-        ahead, behind = (
-            problem.loss(u + sign * small * problem.mean_x, problem.y) for sign in (1, -1)
-        )
-        expected = (1 - ratio) * problem.loss(u, problem.y)
-        expected += ratio * problem.loss(u, jnp.broadcast_to(problem.mean_y, (5, 3)))
-        expected += ratio * (1 - ratio) * (ahead - behind) / (2 * small)
-        got = problem.mixed(ratio)
-        np.testing.assert_allclose(got, expected, rtol=1e-8)
-        problem.x, problem.y, problem.mask = (
-            jnp.concatenate([leaf, leaf]) for leaf in (problem.x, problem.y, problem.mask)
-        )
-        np.testing.assert_allclose(problem.mixed(ratio), got, rtol=1e-12)
-
-
 def test_the_network_is_called_once_and_may_say_more() -> None:
     problem = Problem()
 

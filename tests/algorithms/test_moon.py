@@ -18,10 +18,6 @@ from fedjax_inv.types import Algorithm, Setup, Tree
 NUM_STEPS, PENALTY, TEMPERATURE = 2, 1.5, 0.6
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-
-
 def test_features_of_zeros_and_equal_networks_have_gradients() -> None:
     for z in (jnp.zeros((2, 3)), jnp.ones((2, 3))):
         value, grad = jax.value_and_grad(

@@ -1,7 +1,5 @@
 """Runs that leave a training domain out: their scores, their inputs, and how they go on."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,7 +8,7 @@ from fedjax_inv.data import federation
 from fedjax_inv_experiments import assemble, config, finished, selection, tables
 from fedjax_inv_experiments.running import folder as folders
 from fedjax_inv_experiments.running import log
-from runs import Ran, go_on, halved, metrics, ran, states
+from runs import Ran, ran
 
 DOMAINS = ("0", "30")  # beside the one that is held out
 
@@ -93,11 +91,3 @@ def test_scores_by_class_are_of_the_same_test_for_all_runs() -> None:
     inputs = made.plan(made.cells[0]).inputs
     assert inputs.detailed is not None
     np.testing.assert_array_equal(inputs.detailed.by_class.size, [expected] * 3)
-
-
-def test_a_resumed_run_is_the_same(done: Ran, tmp_path: Path) -> None:
-    folder = go_on(done.job, halved(done.job, tmp_path / "run"))
-    assert metrics(folder) == metrics(done.folder)
-    for item in ("default", "kept"):
-        ours, theirs = (states(each, 4, item) for each in (folder, done.folder))
-        assert str(ours) == str(theirs)
