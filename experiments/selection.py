@@ -92,53 +92,74 @@ def _last_if_agreed(lines: Sequence[Line]) -> Line | None:
     return None if _agreeing(lines) is None else lines[-1]
 
 
+def _best(rank: Callable[[Line], float]) -> Pick:
+    """Picks the highest rank, of equal ones the last; NaN is the lowest."""
+
+    def key(line: Line) -> float:
+        return -math.inf if math.isnan(rank(line)) else rank(line)
+
+    return lambda lines: max(reversed(lines), key=key)
+
+
+def _if_left_out(pick: Pick) -> Pick:
+    """Picks nothing unless runs without each training domain were evaluated, too."""
+    return lambda lines: pick(lines) if "left_out_score" in lines[0] else None
+
+
+def _if_unseen(pick: Pick) -> Pick:
+    """Picks nothing unless there is a domain that no client has and that is not the test."""
+    return lambda lines: None if score_on(lines[0], "unseen_domain") is None else pick(lines)
+
+
 def rules(measure: Measure) -> dict[str, Rule]:
     """All rules, for evaluations with this score."""
 
-    def score(name: str) -> Callable[[Line], float]:
-        return lambda line: measure.rank(line[name])
+    def validation(line: Line) -> float:
+        return measure.rank(line["validation_score"])
 
-    def best(rank: Callable[[Line], float]) -> Pick:
-        """The highest score, of equal ones the last; NaN is the lowest."""
-        return lambda lines: max(
-            reversed(lines), key=lambda line: -math.inf if math.isnan(rank(line)) else rank(line)
-        )
+    def left_out(line: Line) -> float:
+        return measure.rank(line["left_out_score"])
 
     def unseen(line: Line) -> float:
-        found = score_on(line, "unseen_domain")
-        return math.nan if found is None else measure.rank(found)
+        score = score_on(line, "unseen_domain")
+        return math.nan if score is None else measure.rank(score)
 
-    def has_unseen(pick: Pick) -> Pick:
-        return lambda lines: None if score_on(lines[0], "unseen_domain") is None else pick(lines)
+    def test(line: Line) -> float:
+        return measure.rank(line["test_score"])
 
-    def accuracies(pick: Pick) -> Pick:
+    def of_accuracies(pick: Pick) -> Pick:
+        """Picks nothing by another score, whose deviation by chance is not known."""
         return pick if measure == ACCURACY else lambda lines: None
 
-    validation, test = score("validation_score"), score("test_score")
-    left_out = score("left_out_score")
-    agreement = "the first evaluation at which the training domains, which had differed, differ no "
     return {
         "validation": Rule(
-            "the best validation score on the training domains", best(validation), validation
+            "the best validation score on the training domains", _best(validation), validation
         ),
         "leave_one_out": Rule(
             "the best mean score on training domains, each measured by a run without it",
-            lambda lines: best(left_out)(lines) if "left_out_score" in lines[0] else None,
+            _if_left_out(_best(left_out)),
             left_out,
         ),
         "agreement": Rule(
-            f"{agreement}more than by chance", accuracies(_agreeing), validation, True
+            "the first evaluation at which the training domains, which had differed, differ no "
+            "more than by chance",
+            of_accuracies(_agreeing),
+            validation,
+            compares_domains=True,
         ),
         "last_if_agreed": Rule(
             "the last evaluation, if there is one that agreement picks",
-            *(accuracies(_last_if_agreed), validation, True),
+            of_accuracies(_last_if_agreed),
+            validation,
+            compares_domains=True,
         ),
         "last": Rule("the last evaluation", lambda lines: lines[-1], validation),
         "unseen_domain": Rule(
             "the best score on a domain that no client has and that is not the test",
-            *(has_unseen(best(unseen)), unseen),
+            _if_unseen(_best(unseen)),
+            unseen,
         ),
-        "oracle": Rule("the best test score, for comparison only", best(test), test),
+        "oracle": Rule("the best test score, for comparison only", _best(test), test),
     }
 
 

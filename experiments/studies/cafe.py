@@ -242,10 +242,10 @@ PAPER = study.Paper(
     "cafe",
     tuple(SETTINGS),
     {
-        "methods": Study(methods, _columns, numbers, _BY_ROUND, study.scores(_SCORES)),
+        "methods": Study(methods, _columns, numbers, _BY_ROUND, study.scores_by_seed(_SCORES)),
         "frequency": Study(frequency, _columns, numbers, _BY_FREQUENCY),
         "groups": Study(groups, _columns, numbers, _BY_FREQUENCY),
-        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, study.scores(_SCORES)),
+        "ablation": Study(ablation, _columns, numbers, _BY_ROUND, study.scores_by_seed(_SCORES)),
     },
     caption=(
         "Mean ± standard deviation over seeds, each of which draws its own partition and its own "

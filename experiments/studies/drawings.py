@@ -5,7 +5,7 @@ Each function writes a picture and returns the line to print about it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,8 +17,9 @@ from ..names import named
 _MOST = 100  # points of a curve
 NOTHING = "No figure: nothing was selected in any row."
 
-# quantity -> series -> (x, a value per seed) of each point
-Points = Mapping[str, Mapping[str, Sequence[tuple[str, Sequence[float]]]]]
+# series -> (x, a value per seed) of each point
+Series = Mapping[str, Sequence[tuple[str, Sequence[float]]]]
+Points = Mapping[str, Series]  # by quantity
 
 
 class Line(NamedTuple):
@@ -120,42 +121,69 @@ def against(path: Path, title: str, x_label: str, points: Points, *, is_joined: 
     """
     if not points:
         return NOTHING
-    height, inches = -(-len(points) // 3), 5.0
-    names = [
-        list(dict.fromkeys(place for line in series.values() for place, _ in line))
-        for series in points.values()
-    ]
-    if not is_joined:
-        dots = [len(at) * (len(of) + 1) for at, of in zip(names, points.values(), strict=True)]
-        inches = max(inches, min(1 + 0.12 * max(dots), 12 / min(3, len(points))))
-    figure = figures.new(inches * min(3, len(points)), 3.6 * height)
-    axes = [figure.add_subplot(height, min(3, len(points)), at + 1) for at in range(len(points))]
-    num_seeds = 0
-    for axis, at, (quantity, series) in zip(axes, names, points.items(), strict=True):
-        styles = figures.styles(series)
-        for number, (name, line) in enumerate(series.items()):
-            style = styles[name] | ({} if is_joined else {"ls": ""})
-            shift = (number - (len(series) - 1) / 2) / (len(series) + 1)
-            x = [
-                figures.literal(place) if is_joined else at.index(place) + shift
-                for place, _ in line
-            ]
-            values = [list(of) or [np.nan] for _, of in line]
-            num_seeds = max([num_seeds, *(len(of) for _, of in line)])
-            std = [np.std(each, ddof=len(each) > 1) for each in values]
-            means = [np.mean(each) for each in values]
-            axis.errorbar(x, means, std, label=named(name), capsize=3, **style)
-            seeds = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
-            for place, each in zip(x, values, strict=True):
-                axis.plot([place] * len(each), each, "o", **seeds)
-        if not is_joined:
-            figures.name_x(axis, at, inches - 0.9)
-            axis.set_xlim(-0.5, len(at) - 0.5)
+    in_a_row = min(3, len(points))
+    rows = -(-len(points) // in_a_row)
+    width = 5.0 if is_joined else _width_side_by_side(points, 12 / in_a_row)
+    figure = figures.new(width * in_a_row, 3.6 * rows)
+    for number, (quantity, series) in enumerate(points.items(), start=1):
+        axis = figure.add_subplot(rows, in_a_row, number)
+        if is_joined:
+            _join(axis, series)
+        else:
+            _stand_side_by_side(axis, series, width)
         axis.set(xlabel=x_label, ylabel=quantity)
         if quantity.endswith("%"):
             axis.set_ylim(0, 100)
-    figures.legend_of(figure, axes)
-    return saved(figure, path, f"{title}\n{figures.over_seeds(num_seeds)}")
+    figures.legend_of(figure, figure.axes)
+    seeds = [len(values) for of in points.values() for line in of.values() for _, values in line]
+    return saved(figure, path, f"{title}\n{figures.over_seeds(max(seeds, default=0))}")
+
+
+def _names(series: Series) -> list[str]:
+    """The names along x, in order."""
+    return [*dict.fromkeys(name for line in series.values() for name, _ in line)]
+
+
+def _width_side_by_side(points: Points, most: float) -> float:
+    """The width of a panel in which the points of a name stand side by side, in inches."""
+    dots = max(len(_names(series)) * (len(series) + 1) for series in points.values())
+    return max(5.0, min(1 + 0.12 * dots, most))
+
+
+def _join(axis: Axes, series: Series) -> None:
+    """Draws a line per series."""
+    for name, style in figures.styles(series).items():
+        places = [figures.literal(place) for place, _ in series[name]]
+        _draw_points(axis, name, places, [values for _, values in series[name]], style)
+
+
+def _stand_side_by_side(axis: Axes, series: Series, width: float) -> None:
+    """Draws the points of a name side by side, one per series. width: of the panel, in inches."""
+    names = _names(series)
+    for number, (name, style) in enumerate(figures.styles(series).items()):
+        shift = (number - (len(series) - 1) / 2) / (len(series) + 1)
+        places = [names.index(place) + shift for place, _ in series[name]]
+        values = [of for _, of in series[name]]
+        _draw_points(axis, name, places, values, style | {"ls": ""})
+    figures.name_x(axis, names, width - 0.9)
+    axis.set_xlim(-0.5, len(names) - 0.5)
+
+
+def _draw_points(
+    axis: Axes,
+    name: str,
+    places: Sequence[Any],
+    values: Sequence[Sequence[float]],
+    style: Mapping[str, Any],
+) -> None:
+    """Draws the mean and deviation of each point, and its seeds."""
+    known = [of or [np.nan] for of in map(list, values)]
+    means = [np.mean(of) for of in known]
+    deviations = [np.std(of, ddof=len(of) > 1) for of in known]
+    axis.errorbar(places, means, deviations, label=named(name), capsize=3, **style)
+    seeds = {"mfc": "white", "mec": style["color"], "ms": 3, "mew": 0.7, "zorder": 3}
+    for place, of in zip(places, known, strict=True):
+        axis.plot([place] * len(of), of, "o", **seeds)
 
 
 def maps(

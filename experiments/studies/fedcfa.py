@@ -457,7 +457,7 @@ PAPER = study.Paper(
     tuple(SETTINGS),
     {
         # Another network has its factors behind another layer.
-        "methods": Study(methods, _selected, numbers, _CURVES, study.scores(_SCORES)),
+        "methods": Study(methods, _selected, numbers, _CURVES, study.scores_by_seed(_SCORES)),
         "partitions": Study(
             partitions,
             _selected,

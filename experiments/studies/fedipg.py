@@ -177,7 +177,7 @@ def _megabytes(run: Record, at: Record) -> float:
     return last["bytes"] / last["played"] * at["round"] / 1e6
 
 
-_scores = study.scores(
+_scores = study.scores_by_seed(
     _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result)}
 )
 
@@ -390,7 +390,7 @@ PAPER = study.Paper(
             colours,
             _accuracies,
             figures={"_by_round": draw_by_round},
-            scores=_scores,
+            compared=_scores,
             data=tuple(_COLORED),
         ),
         "domains": study.of_file("fedipg_domains"),

@@ -107,7 +107,7 @@ def _ends(result: RowResult) -> dict[int, Record]:
 
 
 _SCORES = {"test, %": "test_score", "worst domain, %": "worst_score"}
-_scores = study.scores(_SCORES, _ends, has_last=False)
+_scores = study.scores_by_seed(_SCORES, _ends, has_last=False)
 
 
 def _columns(result: RowResult) -> Cells:

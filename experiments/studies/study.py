@@ -38,7 +38,7 @@ class Study(NamedTuple):
     columns: Callable[[RowResult], Cells] = lambda result: {}  # our results
     numbers: Callable[[RowResult, str], Cells] = lambda result, data: {}  # the paper's
     figures: Mapping[str, Draw] = {}  # by what follows the study in the picture's name
-    scores: Callable[[RowResult], ByHeading] = lambda result: {}  # if the rows compare methods
+    compared: Callable[[RowResult], ByHeading] = lambda result: {}  # if its rows are methods
     data: Sequence[str] = ()  # the data sets that it takes; () for those of the paper
     draws_rows: bool = True  # whether each row draws its curves and its partition
     caption: str = ""  # what its columns need besides the paper's caption
@@ -124,7 +124,7 @@ def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
 
 def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -> tables.Main:
     """The table of a study, with a line per row; what is best in a column of scores is marked."""
-    columns = scores_of(study, results)
+    columns = columns_of(study, results)
     lines = {result.row.label: line(paper, study, data, result) for result in results}
     by_label = {result.row.label: result for result in results}
     for column, (label, texts) in itertools.product(columns, lines.items()):
@@ -163,7 +163,7 @@ def _add_constant(lines: dict[str, Cells], results: Sequence[RowResult]) -> None
             cells[f"{tables.CONSTANT}, %"] = texts[label]
 
 
-def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
+def columns_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
     """The scores of the rows, by the headings of the table, if the rows of a study are compared.
 
     A row in which a seed of each setting diverged has the scores of the other seeds.
@@ -173,7 +173,7 @@ def scores_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
         cells = [_surviving(result, cell) for cell in result.cells]
         if all(cell.runs for cell in cells):
             seeds = {run.seed: np.nan for cell in cells for run in cell.result.runs}
-            found = study.scores(result._replace(cells=cells))
+            found = study.compared(result._replace(cells=cells))
             by_row[result.row.label] = {name: seeds | dict(of) for name, of in found.items()}
     headings = dict.fromkeys(heading for of in by_row.values() for heading in of)
     return [
@@ -190,7 +190,7 @@ def _surviving(result: RowResult, cell: CellResult) -> CellResult:
     return cell if cell.runs or not one else cell._replace(runs=one.runs)
 
 
-def scores(
+def scores_by_seed(
     headings: Mapping[str, str],
     served: Callable[[RowResult], Mapping[int, Any]] | None = None,
     *,

@@ -204,10 +204,10 @@ def test_the_same_rows_as_algorithms_of_train_have_the_same_scores(
     with no_figures():
         runs.run(train, *words, f"--run_dir={tmp_path / 'x'}")
     ours, theirs = (
-        pd.read_csv(path / "runs.csv", dtype={"domain": str}).query("method == 'fedavg'").fillna("")
+        pd.read_csv(path / "runs.csv", dtype={"domain": str}).query("method == 'fedavg'")
         for path in (done / "runs", tmp_path / "x")
     )
-    columns = ["seed", "round", "learning_rate", "domain", "score", "picked_by"]
+    columns = ["seed", "round", "learning_rate", "domain", "score", "selected"]
     assert ours[columns].to_numpy().tolist() == theirs[columns].to_numpy().tolist()
 
 

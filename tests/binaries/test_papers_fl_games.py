@@ -99,7 +99,10 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
         assert study.run_all(fl_games.PAPER, options) == printed
         rows = study.rows_of(fl_games.PAPER, "colored_digits", options)
         chosen = row_runs.configs(rows, folder, options.overrides)
-        baseline, game = map(row_runs.result_of, rows, chosen)
+        baseline, game = (
+            row_runs.result_of(row, one, Path(one.output.run_dir))
+            for row, one in zip(rows, chosen, strict=True)
+        )
     for one in (baseline, game):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
             assert [line["round"] for line in lines] == [0, 2, 4]

@@ -360,10 +360,10 @@ def test_a_study_writes_the_same_files(tmp_path: Path, monkeypatch: pytest.Monke
     rows.append(
         row_runs.RowResult(Row("moon", ()), chosen, [row_runs.CellResult("45_%", [], [], moon)])
     )
-    found = differences.table(study.scores_of(paper.studies["methods"], rows))
+    found = differences.table(study.columns_of(paper.studies["methods"], rows))
     of_moon = found.query("method == 'moon' and other == 'fed_avg|x'")
     assert [*zip(of_moon.seeds, of_moon.seeds_left_out, strict=True)] == [(2, 1), (2, 1)]
-    assert study.scores_of(paper.studies["classes"], rows) == []
+    assert study.columns_of(paper.studies["classes"], rows) == []
 
 
 ROWS = [("a,b", 1.5, None), ("50% of $x_1$", "diverged", "")]
