@@ -15,7 +15,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 
 from . import data as data_flags
-from . import export, figures, finished, forms, metrics, predictions
+from . import export, extraction, figures, finished, forms, metrics, predictions
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
 from .metrics import ACCURACY, Measure
@@ -59,6 +59,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
     metrics.check(options.metrics, runs.data.task.kind)
     if options.dataset:
         asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
+        extraction.check_alike(runs.config.data.dataset, options.dataset)
         read = data_flags.load(asked, like=old)
         new = predictions.new_parts(f"--dataset={options.dataset}", read, runs.data.seen)
         if body := runs.data.frozen:

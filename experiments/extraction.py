@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from .errors import check_known, check_place, flag_error, in_flags
 from .running import files
 
 _PART = 256  # images whose features are written at once
+# What features of one network have in common, as the record names it.
+_ALIKE = ("model", "weights", "layer", "unit_length", "image_size", "interpolation", "crop", "mean")
 
 
 class Options(NamedTuple):
@@ -208,6 +211,19 @@ def _others(dataset: Dataset) -> dict[str, Any]:
     return arrays
 
 
+def check_alike(old: str, new: str) -> None:
+    """Raises UsageError if both data sets are features, and of different networks or images.
+
+    old: of the training. new: of --dataset.
+    """
+    before, after = (_record_of(Path(name).expanduser()) for name in (old, new))
+    for name in _ALIKE:
+        theirs, ours = before.get(name), after.get(name)
+        if None not in (theirs, ours) and theirs != ours:
+            text = f"has features with {name} {ours}, must have {theirs}, as {old} of the training"
+            raise flag_error("dataset", new, text)
+
+
 def _record_of(out: Path) -> dict[str, Any]:
     """The record of features that are there; {} if there is none."""
     try:
@@ -215,5 +231,5 @@ def _record_of(out: Path) -> dict[str, Any]:
             return json.loads(str(np.load(out / "record.npy")))
         with np.load(out) as archive:
             return json.loads(str(archive["record"]))
-    except (OSError, ValueError, KeyError, EOFError):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return {}

@@ -1,5 +1,6 @@
 """The command `features`, and frozen bodies whose outputs `train` computes once."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_a_start_goes_on_with_the_parts_of_an_earlier_one(
     assert "already" in extraction.run(chosen(folder), Options(str(out)))
     with pytest.raises(UsageError, match="other content"):
         extraction.run(chosen(folder), Options(str(out), unit_length=True))
+
+
+def test_features_of_another_network_are_not_evaluated(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{name}.npz") for name in ("old", "new", "mine")]
+    for path, record in zip(paths, ({"weights": "a"}, {"weights": "b"}, None), strict=True):
+        about = {} if record is None else {"record": np.array(json.dumps(record))}
+        np.savez(path, x=np.ones((2, 3)), **about)
+    extraction.check_alike(paths[0], paths[0])
+    extraction.check_alike(paths[0], paths[2])
+    extraction.check_alike("digits", paths[1])
+    with pytest.raises(UsageError, match=r"--dataset=.*new.npz.* weights b"):
+        extraction.check_alike(*paths[:2])
 
 
 @pytest.mark.parametrize(
