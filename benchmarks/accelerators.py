@@ -28,7 +28,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSh
 
 from benchmarks import frame, hlo, workloads
 from benchmarks.frame import Row, flag
-from experiments import assemble, build, command_line
+from experiments import command_line, experiment, method
 from fedjax_inv import platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout
@@ -116,15 +116,15 @@ def of_presets(name: str) -> Work:
     asked = [f"--preset={presets.replace('+', ',')}"]
     asked += [f"--algorithm={algorithm}"] if algorithm else []
     config = command_line.of_arguments(asked)
-    assembled = assemble.assemble(config, config.training.seeds[:1])
-    cell = assembled.cells[0]._replace(runs=assembled.cells[0].runs[:1])
-    num_clients = assembled.plan(cell).inputs.train.size.shape[1]
-    slots = build.slots(config, num_clients)
+    setup = experiment.make(config, config.training.seeds[:1])
+    cell = setup.cells[0]._replace(runs=setup.cells[0].runs[:1])
+    num_clients = setup.plan(cell).inputs.train.size.shape[1]
+    slots = method.slots(config.participation, num_clients)
 
     def trace(mesh: Mesh | None, chunk: int) -> Traced:
-        ready = assembled.plan(cell)  # for each target, as it depends on the platform
+        ready = setup.plan(cell)  # for each target, as it depends on the platform
         layout = Layout(mesh, own=mesh is not None and slots == num_clients > 1)
-        data, inputs = layout.place(assembled.data, ready.inputs, shapes)
+        data, inputs = layout.place(setup.data, ready.inputs, shapes)
         compiled = program.Program(ready.experiment, client_chunk=chunk, run_chunk=0, layout=layout)
         training = jax.eval_shape(compiled.jitted.init, data, inputs)
         if mesh is not None:

@@ -5,4 +5,4 @@
 #SBATCH --cpus-per-task=8
 # srun does not take the number of cores from sbatch.
 srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-8}" \
-    .venv/bin/fedjax-inv train --distributed --seeds=0,1,2,3 "$@"
+    .venv/bin/fedjax-inv train --processes=auto --seeds=0,1,2,3 "$@"

@@ -37,7 +37,7 @@ MODELS = ("mlp", *HEADS, "cnn", "leaf_cnn", "alexnet", "lenet", "lstm", *PUBLISH
 ENVIRONMENTS = {
     "rotated": "a domain for each of --angles and --odd_angles",
     "colored": "a colour that misleads in the test (Colored MNIST): --num_classes, --flips, "
-    "--test_flip, --label_noise, --binarise",
+    "--label_noise, --binarise",
     "patched": "a black corner that misleads in the test: the same flags but --binarise",
     "combinations": "a domain for each fixed rule from digit to colour: --stain",
     "stained": "colours that follow the label by another rule in the test: --stain, "
@@ -85,6 +85,22 @@ def _by_client(parse: Callable[[str], float], least: float, most: float) -> Call
     return holds
 
 
+def _are_chunks(texts: Sequence[str]) -> bool:
+    are_known = all(text == "auto" or (text.isdecimal() and int(text) < 2**31) for text in texts)
+    return are_known and len(texts) in (1, 2)
+
+
+def _are_processes(texts: Sequence[str]) -> bool:
+    if not texts or texts == ("auto",):
+        return True
+    address, *numbers = texts
+    host, _, port = address.rpartition(":")
+    has_address = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+    if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+        return False
+    return has_address and int(numbers[0]) < int(numbers[1]) < 2**31
+
+
 @dataclass(frozen=True)
 class Data:
     """The data set, and which of its domains only the test sees."""
@@ -120,7 +136,6 @@ class Data:
         "true/false, or whole numbers of which few differ, else of values; several are labels if "
         "they hold true/false, else values.",
     )
-    data_dir: str = flag("", "The TFDS folder; default: $TFDS_DATA_DIR, or TFDS's own.")
     image_size: int = flag(0, "Side of images of files; 0: as they are.", least=0)
     stride: int = flag(1, "Keep every n-th pixel (2: 14x14 MNIST).", least=1)
     vocabulary: int = flag(0, "Most frequent words of a text; 0: 10,000.", least=0)
@@ -150,7 +165,7 @@ class Data:
 
     @property
     def stem(self) -> str:
-        """The data set's name without folders and suffix, for titles and names of folders."""
+        """The data set's name without folders and suffix, for titles and names of run_folder."""
         return Path(self.dataset).stem
 
     @property
@@ -191,9 +206,11 @@ class Environment:
     )
     num_classes: int = flag(2, "Classes of colored and patched, in groups.", least=2)
     flips: tuple[float, ...] = flag(
-        (0.2, 0.1), "How often the cue disagrees with the label, by domain.", least=0.0, most=1.0
+        (0.2, 0.1),
+        "How often the cue disagrees with the label, by domain; in the test 0.9.",
+        least=0.0,
+        most=1.0,
     )
-    test_flip: float = flag(0.9, "The same in the test.", least=0.0, most=1.0)
     label_noise: float = flag(
         0.25, "How often the label disagrees with the image.", least=0.0, most=1.0
     )
@@ -310,8 +327,12 @@ class Network:
         "by the training clients' examples; the network keeps shift and scale. Constant features "
         "become 0, and categories stay as they are.",
     )
-    dtype: Literal["float32", "bfloat16"] = flag(
-        "float32", "Of the network's computation; sums are float32."
+    precision: Literal["auto", "default", "high", "highest", "bfloat16"] = flag(
+        "auto",
+        "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
+        "bfloat16), high (three products of TF32; on TPUs of bfloat16) or highest (float32; on "
+        "TPUs six of bfloat16); auto: what the algorithm needs. CPUs always compute float32. "
+        "bfloat16: the network computes in it, on all devices, and sums are float32.",
     )
 
 
@@ -434,16 +455,17 @@ class Participation:
         0.0, "How often a drawn client's update does not arrive.", least=0.0, below=1.0
     )
     frequency: float = flag(
-        1.0, "How often that of a --sparse client arrives.", above=0.0, most=1.0
+        1.0, "How often the updates of half of the clients, drawn, arrive.", above=0.0, most=1.0
     )
-    sparse: float = flag(0.5, "The part of clients, drawn, that this is for.", least=0.0, most=1.0)
     late: Literal["drop", "stale"] = flag(
         "drop",
         "What happens to updates that do not arrive in their round: they are dropped; or, stale, "
         "they arrive when their client is next drawn and does not fail, within ten rounds.",
     )
-    missing: Literal["skip", "reuse"] = flag(
-        "skip", "In place of an update: none, or the client's last one."
+    missing: Literal["skip", "reuse", "parameters"] = flag(
+        "skip",
+        "In place of an update that does not arrive: none; reuse, the client's last one; "
+        "parameters, the step to the client's last parameters.",
     )
 
 
@@ -533,6 +555,11 @@ class Evaluation:
     )
 
     @property
+    def compares_domains(self) -> bool:
+        """Whether the rule of selection compares training domains."""
+        return self.select in ("agreement", "last_if_agreed")
+
+    @property
     def thresholds(self) -> tuple[float, ...]:
         """The thresholds of --stop_below or --stop_above."""
         return self.stop_below or self.stop_above
@@ -548,15 +575,11 @@ class Machine:
         words=("auto",),
         least=1,
     )
-    client_chunk: str = flag(
-        "auto",
-        "How many clients of a run train at once on a device, 0: all; auto: one on CPUs, else all.",
-        words=("auto",),
-    )
-    run_chunk: str = flag(
-        "auto",
-        "How many runs train at once on a device, 0: all; auto: one on CPUs, else all.",
-        words=("auto",),
+    chunk: tuple[str, ...] = flag(
+        ("auto", "auto"),
+        "How many clients of a run, and of how many runs, train at once on a device, as 8,2; 0: "
+        "all; auto: one on CPUs, else all.",
+        must=("one or two of auto and whole numbers, as 8 or 8,2", _are_chunks),
     )
     hold: Literal["auto", "own", "all", "stream"] = flag(
         "auto",
@@ -567,22 +590,24 @@ class Machine:
         "process, else own if several devices share the clients of a run and all attend each "
         "round, else all.",
     )
-    precision: Literal["auto", "default", "high", "highest"] = flag(
-        "auto",
-        "Precision of float32 products and convolutions on GPUs and TPUs: default (TF32; on TPUs "
-        "bfloat16), high (three products of TF32; on TPUs of bfloat16) or highest (float32; on "
-        "TPUs six of bfloat16); auto: what the algorithm needs. CPUs always compute float32.",
-    )
     compile: Literal["full", "quick"] = flag(
         "full", "quick: in less time, to code that runs longer."
     )
-    deterministic: bool = flag(False, "On GPUs, only operations that give the same bits.")
-    distributed: bool = flag(
-        False, "Find the other processes of SLURM, a TPU pod, Open MPI or Kubernetes."
+    processes: tuple[str, ...] = flag(
+        (),
+        "Several processes, on one machine or many: host:port of process 0, the number of this "
+        "one and how many there are, as node1:1234,0,2; process 0 writes. auto: what SLURM, a TPU "
+        "pod, Open MPI or Kubernetes says. Default: one process.",
+        must=(
+            "auto, or host:port,number,count with a number from 0 below the count",
+            _are_processes,
+        ),
     )
-    coordinator_address: str = flag("", "host:port of process 0, if there are several.")
-    num_processes: int = flag(1, "Processes, on one machine or many.", least=1)
-    process_id: int = flag(0, "This process; process 0 writes.", least=0)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process."""
+        return not self.processes or self.processes[-1] == "1"
 
 
 @dataclass(frozen=True)
@@ -704,18 +729,8 @@ def _average_fits(config: Config) -> bool:
     return config.training.average_from <= config.training.rounds
 
 
-def _processes_fit(config: Config) -> bool:
-    machine = config.machine
-    several = machine.num_processes > 1
-    host, _, port = machine.coordinator_address.rpartition(":")
-    has_address = bool(host) and port.isdecimal() and 0 < int(port) < 2**16
-    fits = machine.process_id < machine.num_processes and (has_address or not several)
-    return fits and not (several and machine.distributed)
-
-
 def _stream_fits(config: Config) -> bool:
-    machine = config.machine
-    return machine.hold != "stream" or not (machine.num_processes > 1 or machine.distributed)
+    return config.machine.hold != "stream" or config.machine.is_alone
 
 
 # What values of several flags must be: (the flags, in words, whether they are).
@@ -739,17 +754,7 @@ _TOGETHER: Sequence[tuple[Sequence[str], str, Callable[[Config], bool]]] = (
         _warmup_fits,
     ),
     (("average_from", "rounds"), "an average begins within --rounds", _average_fits),
-    (
-        ("num_processes", "process_id", "coordinator_address", "distributed"),
-        "several processes need --coordinator_address=host:port and each another number below "
-        "--num_processes, or --distributed alone",
-        _processes_fit,
-    ),
-    (
-        ("hold", "num_processes", "distributed"),
-        "--hold=stream needs a single process",
-        _stream_fits,
-    ),
+    (("hold", "processes"), "--hold=stream needs a single process", _stream_fits),
 )
 
 

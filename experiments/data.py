@@ -1,4 +1,4 @@
-"""The data of a configuration: the data set, its domains, and the examples of each client."""
+"""From values to the data set, its domains and its environments."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -12,26 +12,21 @@ from fedjax_inv import checks
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import (
     environments,
-    federation,
     images,
     simpson,
     sources,
     stains,
     tables,
-    wrong_labels,
 )
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv.data.federation import Split
-from fedjax_inv.data.wrong_labels import Mislabelled
-from fedjax_inv.types import Examples
 
 from .config import Config, Data
-from .errors import check_known, flag_error, in_flags, shown
-from .running import summary
+from .errors import check_known, flag_error, in_flags
 
+NEVER_SEEN = "clients never seen"  # the name of their examples, as of a domain
 # Names that a domain among others cannot have, as flags and tables have another meaning for them.
 _TAKEN = {"none", "all", "next", "", "clients", "mean", "worst domain", "at the last round"}
-_TAKEN |= {summary.NEVER_SEEN}
+_TAKEN |= {NEVER_SEEN}
 _LONGEST_NAME = 100  # bytes of a domain's name
 # The flag of each of `tables.Roles`.
 _ROLES = {
@@ -45,14 +40,15 @@ _ROLES = {
     "ignored": "ignored_columns",
     "task": "task",
 }
+_TEST_FLIP = 0.9  # how often a cue disagrees with the label in the test, as in IRM's Colored MNIST
 _PATCH = 5  # the side of a patch in pixels, as in FL Games; those of the two corners do not overlap
 _ODD_SHARE = 0.05  # of the images, in each of --odd_angles
 _AGREEMENTS = (0.9, 0.98)  # of label and colour, in the first and last domain of stained images
 
 
-def like(before: Data, dataset: str, data_dir: str) -> Data:
+def like(before: Data, dataset: str) -> Data:
     """The flags that read other data as a run's own are read."""
-    data = Data(dataset, data_dir=data_dir, image_size=before.image_size, stride=before.stride)
+    data = Data(dataset, image_size=before.image_size, stride=before.stride)
     if not (is_table(before.dataset) and is_table(dataset)):
         return data
     columns = {name: getattr(before, name) for name in _ROLES.values()}
@@ -74,7 +70,6 @@ def load(data: Data, like: Dataset | None = None, decode: images.Decode | None =
     try:
         loaded = sources.load(
             data.dataset,
-            data_dir=data.data_dir or None,
             image_size=data.image_size or None,
             vocabulary=data.vocabulary or None,
             text_length=data.text_length or None,
@@ -121,9 +116,9 @@ def _strided(loaded: Dataset, stride: int) -> Dataset:
     return loaded._replace(x=loaded.x[:, ::stride, ::stride])
 
 
-def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
+def held_out(data: Data, domains: Sequence[str]) -> list[str | None]:
     """The domains to hold out in turn; None stands for the test split."""
-    asked = config.data.held_out
+    asked = data.held_out
     if asked == "none" or (not asked and len(domains) == 1):
         return [None]
     if len(domains) == 1:
@@ -139,10 +134,10 @@ def held_out(config: Config, domains: Sequence[str]) -> list[str | None]:
 
 
 def validated(
-    config: Config, domains: Sequence[str], held_out: Sequence[str | None]
+    data: Data, domains: Sequence[str], held_out: Sequence[str | None]
 ) -> dict[str | None, str | None]:
     """The domain of --validate by held-out domain; None without one."""
-    asked = config.data.validate
+    asked = data.validate
     if not asked:
         return dict.fromkeys(held_out)
     if len(domains) < 2 + (held_out[0] is not None):
@@ -173,7 +168,8 @@ def draw_seed(config: Config, seed: int) -> int:
     """The seed for drawing the environments of a run's seed; 0 if nothing is drawn."""
     if not config.is_drawn:
         return 0
-    return seed if config.environment.data_seed == "each" else int(config.environment.data_seed)
+    data_seed = config.environment.data_seed
+    return seed if data_seed == "each" else int(data_seed)
 
 
 def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
@@ -184,172 +180,79 @@ def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
         raise in_flags(error, f"--environment={config.environment_name}", {}) from None
 
 
-def _rotated(data: Dataset, seed: int, config: Config) -> Dataset:
-    odd, angles = config.environment.odd_angles, config.environment.angles
+def _rotated(loaded: Dataset, seed: int, config: Config) -> Dataset:
+    angles, odd = config.environment.angles, config.environment.odd_angles
     if not odd:
-        return environments.rotated(data, angles, seed)
+        return environments.rotated(loaded, angles, seed)
     rest = 1 - len(odd) * _ODD_SHARE
-    if rest <= 0 or _ODD_SHARE * len(data.y) < 1:
+    if rest <= 0 or _ODD_SHARE * len(loaded.y) < 1:
         raise flag_error("odd_angles", odd, "leave no image to a domain; must be fewer")
     shares = [*(_ODD_SHARE for _ in odd), *(rest / len(angles) for _ in angles)]
-    return environments.rotated(data, (*odd, *angles), seed, shares)
+    return environments.rotated(loaded, (*odd, *angles), seed, shares)
 
 
-def _spurious(data: Dataset, seed: int, config: Config, *, patched: bool) -> Dataset:
+def _spurious(loaded: Dataset, seed: int, config: Config, *, patched: bool) -> Dataset:
     """A colour or a patch that misleads in the test; FL Games' groups are its two classes."""
-    groups = (
-        environments.GROUPS.get(config.data.dataset)
-        if config.environment.num_classes == 2
-        else None
-    )
-    if groups:
-        classes = environments.grouped(data, groups)
+    environment, classes = config.environment, config.environment.num_classes
+    if classes == 2 and (groups := environments.GROUPS.get(config.data.dataset)):
+        labelled = environments.grouped(loaded, groups)
     else:
-        classes = environments.binned(data, config.environment.num_classes)
+        labelled = environments.binned(loaded, classes)
     how: dict[str, Any] = {
-        "flips": config.environment.flips,
-        "test_flip": config.environment.test_flip,
-        "label_noise": config.environment.label_noise,
+        "flips": environment.flips,
+        "test_flip": _TEST_FLIP,
+        "label_noise": environment.label_noise,
         "test_fraction": config.data.test_fraction,
         "seed": seed,
     }
     if patched:
-        return environments.patched(classes, patch_size=_PATCH, **how)
-    return environments.colored(classes, binarise=config.environment.binarise, **how)
+        return environments.patched(labelled, patch_size=_PATCH, **how)
+    return environments.colored(labelled, binarise=environment.binarise, **how)
 
 
-def _stained(data: Dataset, seed: int, config: Config) -> Dataset:
-    count, most = config.environment.training_domains, len(data.y) - 1
+def _combinations(loaded: Dataset, seed: int, config: Config) -> Dataset:
+    return stains.combinations(loaded, stain=config.environment.stain, seed=seed)
+
+
+def _stained(loaded: Dataset, seed: int, config: Config) -> Dataset:
+    environment, most = config.environment, len(loaded.y) - 1
+    count = environment.training_domains
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
-        data,
-        stain=config.environment.stain,
+        loaded,
+        stain=environment.stain,
         agreements=np.linspace(*_AGREEMENTS, count).tolist(),
-        domain_size=config.environment.domain_size or None,
+        domain_size=environment.domain_size or None,
         test_fraction=config.data.test_fraction,
         seed=seed,
     )
 
 
-def _simpson(data: Dataset, seed: int, config: Config) -> Dataset:
+def _simpson(loaded: Dataset, seed: int, config: Config) -> Dataset:
     """FedCFA's Fig. 4 is --environment=simpson --held_out=test."""
-    count, most = config.partition.clients, len(data.y) - 1
+    environment, most = config.environment, len(loaded.y) - 1
+    count = config.partition.clients
     checks.integer("clients", count, 0, most, ", the number of examples but one")
     return simpson.simpson(
-        data,
+        loaded,
         colors=simpson.ramp((count or 5) + 1),
-        shading=config.environment.shading,
-        share=config.environment.paradox,
+        shading=environment.shading,
+        share=environment.paradox,
         test_fraction=config.data.test_fraction,
         seed=seed,
     )
+
+
+def _plain(loaded: Dataset, seed: int, config: Config) -> Dataset:
+    return loaded
 
 
 _ENVIRONMENTS: dict[str, Callable[[Dataset, int, Config], Dataset]] = {
     "rotated": _rotated,
     "colored": partial(_spurious, patched=False),
     "patched": partial(_spurious, patched=True),
-    "combinations": lambda data, seed, config: stains.combinations(
-        data, stain=config.environment.stain, seed=seed
-    ),
+    "combinations": _combinations,
     "stained": _stained,
     "simpson": _simpson,
-    "none": lambda data, seed, config: data,
+    "none": _plain,
 }
-
-
-def num_clients(config: Config, dataset: Dataset, *held_out: str | None) -> int:
-    """The number of clients, also of those that never train.
-
-    held_out: the domains that no client has; None stands for no domain.
-    """
-    if config.partition.clients:
-        return config.partition.clients
-    trains = federation.dealt(dataset, *held_out)
-    if config.partition.partition != "user" or dataset.user is None:
-        return max(1, len(np.unique(dataset.domain[trains])))
-    return max(1, len(np.unique(dataset.user[trains])))
-
-
-def split(
-    config: Config,
-    dataset: Dataset,
-    data: Examples,
-    *,
-    held_out: str | None,
-    validate: str | None,
-    seed: int,
-    first_row: int,
-) -> Split:
-    """The examples of the clients and of the test.
-
-    dataset: the data set; its examples are the rows first_row, first_row + 1, ... of `data`.
-    held_out: the domain for the test; None for the test split.
-    validate: the domain of --validate, or None.
-    """
-    number = num_clients(config, dataset, held_out, validate)
-    is_by_user = config.partition.partition == "user" and not config.partition.clients
-    try:
-        partition = federation.partitioner(
-            config.partition.partition,
-            dataset,
-            number,
-            alpha=config.partition.alpha,
-            min_size=None if config.partition.min_size < 0 else config.partition.min_size,
-            shards_per_client=config.partition.classes_per_client,
-            mixing=config.partition.mixing,
-        )
-        found = federation.split(
-            dataset,
-            data,
-            _of_users(dataset, number) if is_by_user else partition,
-            held_out=held_out,
-            seed=seed,
-            test_fraction=config.data.test_fraction,
-            first_row=first_row,
-            imbalance=config.partition.imbalance,
-            validate=validate,
-            held_out_clients=config.partition.held_out_clients,
-        )
-    except UsageError as error:
-        where = f"--partition={config.partition.partition}"
-        if config.partition.imbalance != 1:
-            where += f" --imbalance={shown(config.partition.imbalance)}"
-        names = {"num_clients": "clients", "name": "partition"}
-        names["shards_per_client"] = "classes_per_client"
-        raise in_flags(error, where, names) from None
-    if is_by_user:  # a client without examples makes no group of domains of its own
-        is_empty = np.asarray(found.train.size) == 0
-        found = found._replace(domain=np.where(is_empty, found.domain[0], found.domain))
-    return found
-
-
-def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:
-    """Each user's examples to one client; clients without examples for users who have none.
-
-    All examples of a user may be test examples, or be left out by --imbalance, with some seeds.
-    """
-    users = np.asarray(dataset.user)
-
-    def deal(rows: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-        present = len(np.unique(users[rows]))
-        parts = federation.partitioner("user", dataset, present)(rows, rng)
-        return [*parts, *[np.zeros(0, rows.dtype)] * (num_clients - present)]
-
-    return deal
-
-
-def with_wrong_labels(
-    config: Config, dataset: Dataset, splits: Sequence[Split], seeds: Sequence[int]
-) -> Mislabelled:
-    """The splits with wrong labels at some clients. seeds: of the splits."""
-    if dataset.task != "classes":
-        text = f"needs data with classes, these have {dataset.task}"
-        raise flag_error("wrong_labels", config.partition.wrong_labels, text)
-    try:
-        how = {"share": config.partition.wrong_labels, "part": config.partition.wrong_clients}
-        return wrong_labels.at_clients(splits, len(dataset.classes), seeds=seeds, **how)
-    except UsageError as error:
-        names = {"share": "wrong_labels", "part": "wrong_clients"}
-        where = f"--wrong_labels={shown(config.partition.wrong_labels)}"
-        raise in_flags(error, where, names) from None

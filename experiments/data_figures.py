@@ -16,9 +16,9 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
 from . import figures
-from .assemble import Assembled
+from .experiment import Setup
+from .folder import summary
 from .grid import Cell
-from .running import summary
 
 # The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}
@@ -64,7 +64,7 @@ def holders_of(cell: Cell, split: Split, is_wrong: np.ndarray) -> Holders:
     return Holders(names, [*rows, *others], [*sizes, *((0, 0, len(each)) for each in others)])
 
 
-def shown(assembled: Assembled, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:
+def shown(assembled: Setup, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:
     """(data of the first seed, their holders, which rows have wrong labels, a title), for `paint`.
 
     held_out: None for the test split.

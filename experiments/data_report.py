@@ -8,11 +8,10 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from . import assemble, data_figures, figures, forms, scaling
+from . import data_figures, experiment, figures, forms, run, scaling
 from .config import Config
 from .data_figures import Holders
 from .errors import check_picture
-from .running import launch
 
 _FEATURES = 30  # the most features in their table
 
@@ -61,7 +60,7 @@ def show(config: Config, picture: str, images: int) -> str:
     out = check_picture("out", picture)
     whole = replace(config.network, train_only=())  # or images would be a frozen body's outputs
     config = replace(config, network=whole)
-    assembled = assemble.assemble(config, config.training.seeds[:1], launch.start_of(config))
+    assembled = experiment.make(config, config.training.seeds[:1], run.start_of(config))
     if len(assembled.splits) > 1:
         text = "must be one domain to be shown"
         raise UsageError(f"--held_out={config.data.held_out}", ..., text)
@@ -69,7 +68,7 @@ def show(config: Config, picture: str, images: int) -> str:
     dataset, holders, is_wrong, title = shown = data_figures.shown(assembled, held_out)
     counted = is_wrong if config.partition.wrong_labels else None
     text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n{features(dataset)}"
-    if warning := assembled.scale_warning():
+    if warning := assembled.scale_warning:
         text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
     figures.save(data_figures.paint(*shown, images), out, dpi=130)

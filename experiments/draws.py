@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import Config
+from .config import Training
 from .errors import flag_error
 
 # Of learning rates: of sgd, and of other optimizers as DomainBed draws Adam's for small images
@@ -52,9 +52,13 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 
 def hypers(
-    config: Config, algorithm: str, given: Mapping[str, Sequence[Any]], settings: Collection[str]
+    count: int,
+    training: Training,
+    algorithm: str,
+    given: Mapping[str, Sequence[Any]],
+    settings: Collection[str],
 ) -> list[dict[str, Any]]:
-    """The different draws of an algorithm's hyperparameters.
+    """The different ones of so many draws of an algorithm's hyperparameters.
 
     given: the values of numbers, which stay; those of a rate that is drawn are empty.
     settings: further names that stay, of settings that are no numbers.
@@ -62,19 +66,21 @@ def hypers(
     for name, values in given.items():
         if len(values) > 1:
             text = f"draws settings, and {name} must be one value, not {len(values)}"
-            raise flag_error("draws", config.method.draws, text)
-    by = {
-        "learning_rate": config.training.optimizer,
-        "server_learning_rate": config.training.server_optimizer,
+            raise flag_error("draws", count, text)
+    optimizers = {
+        "learning_rate": training.optimizer,
+        "server_learning_rate": training.server_optimizer,
     }
-    rates = {k: _SGD if by[k] == "sgd" else _ADAM for k, values in given.items() if not values}
-    own = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
+    ranges = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
+    for name, values in given.items():
+        if not values:
+            ranges[name] = _SGD if optimizers[name] == "sgd" else _ADAM
     fixed = {name: values[0] for name, values in given.items() if values}
-    drawn = [
-        fixed | {name: draw(algorithm, name, number, *of) for name, of in (rates | own).items()}
-        for number in range(config.method.draws)
-    ]
-    return [dict(each) for each in dict.fromkeys(tuple(one.items()) for one in drawn)]
+    drawn = []
+    for number in range(count):
+        own = {name: draw(algorithm, name, number, *ends) for name, ends in ranges.items()}
+        drawn.append(fixed | own)
+    return [dict(items) for items in dict.fromkeys(tuple(one.items()) for one in drawn)]
 
 
 def draw(algorithm: str, name: str, number: int, low: float, high: float) -> float:

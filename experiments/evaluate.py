@@ -44,7 +44,7 @@ _EXPORT = flags.DEFINE_string(
     "export", "", "A folder for the networks: for each seed its arrays, .safetensors, and .json."
 )
 # Of train: other data in place of the run's own, and the code of one's own in its training.
-_OF_TRAIN = ("dataset", "data_dir", "metrics", "algorithm", "model", "loss", "score")
+_OF_TRAIN = ("dataset", "metrics", "algorithm", "model", "loss", "score")
 for _name in (*_OF_TRAIN, "out"):
     flags.declare_key_flag(_name)
 
@@ -66,7 +66,6 @@ def main(argv: list[str]) -> str:
         _STATE.value,
         chosen.data.dataset if values["dataset"].present else "",
         values.out,
-        chosen.data.data_dir,
         chosen.evaluation.metrics,
         _PREDICTIONS.value,
         _EXPORT.value,

@@ -14,13 +14,13 @@ from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay, conf
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 
-from . import data as data_flags
+from . import data as data_sets
 from . import export, extraction, figures, finished, forms, metrics, predictions
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
+from .folder import files
 from .metrics import ACCURACY, Measure
 from .predictions import Predicted
-from .running import files
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values
@@ -33,7 +33,6 @@ class Options(NamedTuple):
     state: str = "best"
     dataset: str = ""
     out: str = ""
-    data_dir: str = ""
     metrics: tuple[str, ...] = ()
     predictions: str = ""
     export: str = ""
@@ -56,11 +55,11 @@ class Evaluated(NamedTuple):
 def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], list[str]]:
     """(the selected runs that have the state, their predictions, why others are left out)."""
     old = runs.data.dataset
-    metrics.check(options.metrics, runs.data.task.kind)
+    metrics.check(options.metrics, runs.data.objective.kind)
     if options.dataset:
-        asked = data_flags.like(runs.config.data, options.dataset, options.data_dir)
+        asked = data_sets.like(runs.config.data, options.dataset)
         extraction.check_alike(runs.config.data.dataset, options.dataset)
-        read = data_flags.load(asked, like=old)
+        read = data_sets.load(asked, like=old)
         new = predictions.new_parts(f"--dataset={options.dataset}", read, runs.data.seen)
         if body := runs.data.frozen:
             new = [part._replace(x=body.outputs(part.x)) for part in new]
@@ -89,7 +88,7 @@ def evaluate(runs: Runs, options: Options) -> tuple[list[int], list[Predicted], 
 
 def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Evaluated:
     """The scores of predictions. asked: names of metrics."""
-    task, classes = runs.data.task, runs.data.dataset.classes
+    task, classes = runs.data.objective, runs.data.dataset.classes
     rows = [row for of in found for row in predictions.rows(of, task, classes, asked)]
     outputs, y = map(np.concatenate, zip(*(of.of_test() for of in found), strict=True))
     matrix = None
@@ -212,7 +211,7 @@ def run(options: Options) -> str:
     """Writes the picture, the numbers and what else is asked for; returns the text to print."""
     if not options.run:
         raise UsageError("--run=", ..., "must be the folder of a finished run")
-    runs = finished.open("run", Path(options.run), named=options.outside, data_dir=options.data_dir)
+    runs = finished.open("run", Path(options.run), named=options.outside)
     parts = ["evaluation", options.state]
     parts += [Path(options.dataset).stem] if options.dataset else []
     parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]

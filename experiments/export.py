@@ -10,14 +10,14 @@ from fedjax_inv import averaging, wrapping
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import build, config, factories, finished, grid
+from . import config, factories, finished, grid, network
 from .finished import OneRun, Runs
-from .running import files
+from .folder import files
 
 
 def _arguments(runs: Runs) -> dict[str, Any]:
     """The arguments of the network's factory, which may call its first one as it likes."""
-    given = build.network_arguments(runs.config, runs.data.seen)
+    given = network.arguments(runs.config.network, runs.data.seen)
     first = next(iter(factories.signature(factories.network(runs.config.network.model)).parameters))
     return {first if name == "num_classes" else name: value for name, value in given.items()}
 

@@ -21,7 +21,7 @@ from fedjax_inv.models import weights
 from . import data, machine
 from .config import Config
 from .errors import check_known, check_place, flag_error, in_flags
-from .running import files
+from .folder import files
 
 _PART = 256  # images whose features are written at once
 # What features of one network have in common, as the record names it.
@@ -71,7 +71,10 @@ def run(config: Config, options: Options) -> str:
         raise flag_error("out", out, "has other content; must be a new name")
     parts.begin(out, record)
     encode = models.encoder(
-        model, variables, devices=machine.devices_of(config), batch_size=options.images_at_once
+        model,
+        variables,
+        devices=machine.devices_of(config.machine),
+        batch_size=options.images_at_once,
     )
     # Without a terminal there is no bar.
     for first in tqdm(parts.lacking(), unit=f" x {_PART} images", disable=None):

@@ -36,7 +36,7 @@ def main(argv: list[str]) -> str:
     from . import extraction, machine
 
     chosen, given = command_line.chosen(), flags.FLAGS
-    machine.prepare(chosen)
+    machine.prepare(chosen.machine)
     return extraction.run(
         chosen,
         extraction.Options(

@@ -22,8 +22,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from .folder import files
 from .names import METHODS, named
-from .running import files
 
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
 _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs

@@ -19,15 +19,14 @@ from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import assemble, build, factories, selection
-from .assemble import Assembled
+from . import divergence, experiment, factories, method, network, selection
 from .config import Config
 from .errors import flag_error, shown
+from .experiment import Setup
+from .folder import checkpoints, log, provenance, run_folder, selected
+from .folder.records import Line, Provenance, Result
+from .folder.selected import ServingState
 from .grid import Cell
-from .running import checkpoints, divergence, log, provenance, selected
-from .running import folder as folders
-from .running.records import Line, Result, Start
-from .running.selected import Served
 
 STATES = ("best", "last")
 
@@ -40,13 +39,13 @@ class Runs:
     path: Path
     config: Config  # on one device of one process
     cell: Cell
-    start: Start
+    start: Provenance
     result: Result
-    known_data: Assembled | None = None  # None: to be read
-    states_read: dict[str, Served] = dataclasses.field(default_factory=dict)
+    known_data: Setup | None = None  # None: to be read
+    states_read: dict[str, ServingState] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
-    def data(self) -> Assembled:
+    def data(self) -> Setup:
         """The data of the runs, divided among clients as in training."""
         if self.known_data is not None:
             return self.known_data
@@ -55,10 +54,10 @@ class Runs:
         chosen = replace(chosen, data=replace(chosen.data, held_out=held_out, validate=validate))
         if not (chosen.network.train_only and chosen.network.weights):  # of a frozen body
             # The networks come from the folder, and need no file of --weights any more.
-            network = replace(chosen.network, init_from=str(self.path))
-            chosen = replace(chosen, network=network)
+            from_here = replace(chosen.network, init_from=str(self.path))
+            chosen = replace(chosen, network=from_here)
         try:
-            found = assemble.assemble(chosen)
+            found = experiment.make(chosen)
         except UsageError as error:
             raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
         if self.start.data != provenance.of_data(found.loaded):
@@ -82,9 +81,12 @@ class Runs:
         """
         model = self.data.model
         if rendered and not self.data.frozen:
-            model = build.network(self.data.config, self.data.dataset._replace(render=None))
-        run = self.config, self.cell, model, self.data.task, self.cell.runs[index].hyper
-        plain, precision = assemble.algorithm(*run), self.plan.experiment.precision
+            data = self.data.dataset._replace(render=None)
+            own_loss = factories.is_outside(self.config.method.loss)
+            model = network.make(self.config.network, data, own_loss=own_loss)
+        factory, hyper = self.data.factory(self.cell), self.cell.runs[index].hyper
+        plain = method.of_any_size(factory, self.config.training, model, hyper)
+        precision = self.plan.experiment.precision
 
         def predict(server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(precision):
@@ -102,7 +104,7 @@ class Runs:
         """How the runs are trained."""
         return self.data.plan(self.cell)
 
-    def states(self, state: str) -> Served:
+    def states(self, state: str) -> ServingState:
         """The states of all runs, in one of STATES or after the round of a checkpoint."""
         if state not in self.states_read:
             folder, there = self.path / "checkpoints", self.rounds()
@@ -166,7 +168,7 @@ class OneRun:
             raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
         return line
 
-    def served(self) -> Served:
+    def served(self) -> ServingState:
         """The state: server [...], clients [C, ...] and round [], on the host."""
         mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
         at = self.line().round
@@ -188,19 +190,18 @@ def unseen(algorithm: Algorithm, server: Tree) -> Tree:
     return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
 
 
-def open(flag: str, folder: Path, *, named: Collection[str] = (), data_dir: str = "") -> Runs:
+def open(flag: str, folder: Path, *, named: Collection[str] = ()) -> Runs:
     """The runs of a folder. A warning tells of code of one's own that has changed since.
 
     flag: the flag that names the folder.
     named: the code of one's own that the command names.
-    data_dir: the TFDS folder, if it differs from that in training.
     """
     folder = Path(os.path.expanduser(folder))
     where = f"--{flag}={folder}"
     try:
-        chosen, cell = folders.read(folder, named)
-        start = folders.begun(folder).start
-        result = folders.result(folder)
+        chosen, cell = run_folder.read(folder, named)
+        start = run_folder.record_of(folder).start
+        result = run_folder.result(folder)
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:
@@ -211,15 +212,15 @@ def open(flag: str, folder: Path, *, named: Collection[str] = (), data_dir: str 
         raise UsageError(where, ..., text) from None
     if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
-    return Runs(where, folder, _alone(chosen, data_dir, start.folder), cell, start, result)
+    return Runs(where, folder, _alone(chosen, start.folder), cell, start, result)
 
 
-def _alone(chosen: Config, data_dir: str, place: str) -> Config:
+def _alone(chosen: Config, place: str) -> Config:
     """A run's flags, changed to one device of one process, which does not influence its states.
 
     place: the working directory of the training, where the data lie if they are not in this one.
     """
-    data = replace(chosen.data, data_dir=data_dir or chosen.data.data_dir)
+    data = chosen.data
     path = sources.path_of(data.dataset)
     if not path.exists() and Path(place, path).exists():
         before = sources.TWEETS if data.dataset.startswith(sources.TWEETS) else ""
@@ -227,28 +228,25 @@ def _alone(chosen: Config, data_dir: str, place: str) -> Config:
     one = replace(
         chosen.machine,
         devices="1",
-        num_processes=1,
-        process_id=0,
-        distributed=False,
-        coordinator_address="",
+        processes=(),
         hold="stream" if chosen.machine.hold == "stream" else "auto",
     )
     return replace(chosen, data=data, machine=one)
 
 
-def of_folder(folder: Path, assembled: Assembled) -> Runs:
+def of_folder(folder: Path, assembled: Setup) -> Runs:
     """The finished runs of a cell in its folder.
 
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = open("run_dir", folder, named=chosen.outside, data_dir=chosen.data.data_dir)
+    runs = open("run_dir", folder, named=chosen.outside)
     # The rule of this command may differ from that in training.
     evaluation = replace(runs.config.evaluation, select=chosen.evaluation.select)
     runs = replace(runs, config=replace(runs.config, evaluation=evaluation))
     if set(chosen.training.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
         # Its plan is for one device, as the states are read.
-        return replace(runs, known_data=assembled._replace(config=runs.config))
+        return replace(runs, known_data=replace(assembled, config=runs.config))
     return runs
 
 

@@ -26,7 +26,7 @@ class FrozenBody(NamedTuple):
 
     def outputs(self, x: Tree) -> np.ndarray:
         """Its outputs [M, ...] on inputs [M, ...]."""
-        devices = machine.devices_of(self.config)
+        devices = machine.devices_of(self.config.machine)
         return models.encoder(self.model, self.variables, devices=devices)(x)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedjax_inv.inputs import Run
 
-from . import build, draws, factories
+from . import draws, factories, method
 from .config import Config
 from .factories import takes
 
@@ -120,7 +120,8 @@ def cells(
     left_out: the domains by held-out domain that further runs of each seed and setting leave out.
     """
     result = []
-    for (algorithm, chosen), domain in itertools.product(build.settings(config).items(), held_out):
+    settings = method.settings(config.method)
+    for (algorithm, chosen), domain in itertools.product(settings.items(), held_out):
         numbers: dict[str, tuple[float, ...]] = {"learning_rate": config.training.learning_rate}
         if takes(factories.algorithm(algorithm), "server_optimizer"):
             numbers["server_learning_rate"] = config.training.server_learning_rate
@@ -128,7 +129,7 @@ def cells(
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
         hypers = _product(numbers)
         if config.method.draws:
-            hypers = draws.hypers(config, algorithm, numbers, fixed)
+            hypers = draws.hypers(config.method.draws, config.training, algorithm, numbers, fixed)
         whole = [Run(seed, hyper) for hyper in hypers for seed in config.training.seeds]
         names = ["", *(left_out or {}).get(domain, ())]
         runs = tuple(run._replace(left_out=name) for name in names for run in whole)

@@ -6,8 +6,6 @@ clients of a run and all clients attend every round, each device holds only the 
 of its own clients; otherwise every device holds all of them (--hold).
 """
 
-import os
-
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -16,88 +14,73 @@ from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Devices
 
-from .config import Config
+from .config import Machine
 from .errors import flag_error, in_flags
 
-_DETERMINISTIC = "--xla_gpu_deterministic_ops"
+_HERE = ("localhost", "127.0.0.1", "[::1]")  # hosts that are this machine
 # Whether a device holds only its own clients; None: where all attend.
 _OWN = {"auto": None, "own": True, "all": False, "stream": False}
 
 
-def prepare(chosen: Config) -> None:
-    """Sets what --devices and --deterministic ask of XLA.
+def prepare(machine: Machine) -> None:
+    """Makes the devices that --devices asks for.
 
     Each CPU core becomes a JAX device: a second core makes a convolution little faster, but it
     trains a second client at full speed. Call this before JAX starts. GPUs have no use for that.
     JAX_NUM_CPU_DEVICES comes before.
     """
-    if chosen.machine.deterministic:
-        known = os.environ.get("XLA_FLAGS", "")
-        os.environ["XLA_FLAGS"] = f"{known} {_DETERMINISTIC}=true".strip()
     number = platforms.cores()
-    if chosen.machine.devices != "auto":
-        number = int(chosen.machine.devices)
-    elif chosen.machine.coordinator_address.rpartition(":")[0] in (
-        "localhost",
-        "127.0.0.1",
-        "[::1]",
-    ):
+    if machine.devices != "auto":
+        number = int(machine.devices)
+    elif not machine.is_alone and machine.processes[0].rpartition(":")[0] in _HERE:
         # Processes on one machine share its cores, unless their affinities say more.
-        number = max(1, number // chosen.machine.num_processes)
+        number = max(1, number // int(machine.processes[2]))
     platforms.make_devices(number)
 
 
-def devices(chosen: Config) -> Devices:
-    """The devices that runs may use, as `fit` takes them."""
+def devices(machine: Machine, precision: str = "auto") -> Devices:
+    """The devices that runs may use, as `fit` takes them. precision: --precision."""
 
     def number(text: str) -> int | None:
         return None if text == "auto" else int(text)
 
+    client_chunk, run_chunk = (*machine.chunk, "auto")[:2]
     return Devices(
-        number(chosen.machine.devices),
-        own=_OWN[chosen.machine.hold],
-        stream={"auto": None, "stream": True}.get(chosen.machine.hold, False),
-        client_chunk=number(chosen.machine.client_chunk),
-        run_chunk=number(chosen.machine.run_chunk),
-        precision=None if chosen.machine.precision == "auto" else chosen.machine.precision,
-        quick_to_compile=chosen.machine.compile == "quick",
+        number(machine.devices),
+        own=_OWN[machine.hold],
+        stream={"auto": None, "stream": True}.get(machine.hold, False),
+        client_chunk=number(client_chunk),
+        run_chunk=number(run_chunk),
+        precision=None if precision in ("auto", "bfloat16") else precision,
+        quick_to_compile=machine.compile == "quick",
     )
 
 
-def connect(chosen: Config) -> None:
-    """Connects the processes of --num_processes or --distributed, if there are several.
+def connect(machine: Machine) -> None:
+    """Connects the processes of --processes, if there are several.
 
-    Raises UsageError if --distributed finds none, or if process 0 cannot be reached.
+    Raises UsageError if auto finds none, or if process 0 cannot be reached.
     """
-    is_alone = not (chosen.machine.distributed or chosen.machine.num_processes > 1)
-    if is_alone or jax.distributed.is_initialized():  # by an earlier row of a study
+    if machine.is_alone or jax.distributed.is_initialized():  # by an earlier row of a study
         return
     # On CPUs, collectives between processes need gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if not chosen.machine.distributed:
-        address = chosen.machine.coordinator_address
-        try:
-            jax.distributed.initialize(
-                address, chosen.machine.num_processes, chosen.machine.process_id
-            )
-        except (ValueError, RuntimeError) as error:
-            text = f"cannot be used ({str(error).splitlines()[0]}); must be host:port of process 0"
-            raise flag_error("coordinator_address", address, text) from None
-        return
     try:
-        jax.distributed.initialize()
+        if machine.processes == ("auto",):
+            jax.distributed.initialize()
+        else:
+            address, number, count = machine.processes
+            jax.distributed.initialize(address, int(count), int(number))
     except (ValueError, RuntimeError) as error:
-        text = f"found no processes ({str(error).splitlines()[0]}); must be started by srun or the "
-        text += "like, or be replaced by --coordinator_address, --num_processes and --process_id"
-        raise flag_error("distributed", True, text) from None
+        text = f"cannot be used ({str(error).splitlines()[0]}); must name host:port of process 0, "
+        text += "or be auto in processes that srun or the like has started"
+        raise flag_error("processes", machine.processes, text) from None
 
 
-def devices_of(chosen: Config) -> list[jax.Device]:
+def devices_of(machine: Machine) -> list[jax.Device]:
     """The devices that cells may use. Raises UsageError if there are too few."""
     try:
-        return platforms.devices(
-            None if chosen.machine.devices == "auto" else int(chosen.machine.devices)
-        )
+        return platforms.devices(None if machine.devices == "auto" else int(machine.devices))
     except UsageError as error:
         raise in_flags(error, "", {"devices": "devices"}) from None
 

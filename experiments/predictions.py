@@ -17,10 +17,10 @@ from fedjax_inv.inputs import group_names, groups
 from fedjax_inv.types import Algorithm, Tree
 
 from . import finished, metrics
-from .build import Task
 from .finished import OneRun, Runs
+from .folder import summary
 from .metrics import ACCURACY, Measure, Predictions
-from .running import summary
+from .objective import Objective
 
 _BATCH = 256
 
@@ -180,7 +180,7 @@ def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]
 
 
 @functools.cache  # or every run would compile it anew
-def scorer(task: Task) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
+def scorer(task: Objective) -> Callable[[np.ndarray, np.ndarray], pd.DataFrame]:
     """A function from outputs [M, K] and targets [M, ...] to the score and the loss of each."""
 
     def of_one(outputs: Any, y: Any) -> tuple[Any, Any]:
@@ -217,7 +217,7 @@ def counter(score: Any) -> Callable[..., float] | None:
 
 
 def rows(
-    of: Predicted, task: Task, classes: Sequence[str], asked: Collection[str] = ()
+    of: Predicted, task: Objective, classes: Sequence[str], asked: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """The scores of a run: by domain, by class (label, value) and by client, `by` and `name`.
 

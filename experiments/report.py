@@ -24,17 +24,16 @@ from . import (
     selection,
     tables,
 )
-from .assemble import Assembled
 from .config import Config
+from .experiment import Setup
+from .folder import files, log, provenance, records, run_folder
+from .folder.records import Origin, Result, Sweep
 from .forms import Part
 from .metrics import ACCURACY, LOWER_IS_BETTER
-from .running import files, log, provenance, records
-from .running import folder as folders
-from .running.launch import FinishedCell
-from .running.records import Origin, Result, Sweep
+from .run import FinishedCell
 
 
-def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
+def write(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes tables and figures, and returns the text to print. cells: in order."""
     config = assembled.config
     shown = data_figures.shown(assembled, assembled.cells[0].held_out)
@@ -44,7 +43,7 @@ def write(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> 
     return write_table(assembled, folder, cells)
 
 
-def write_table(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> str:
+def write_table(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
     more: list[Part] = []
@@ -104,10 +103,10 @@ def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
 
 
 def _constants(
-    assembled: Assembled, cells: Sequence[FinishedCell]
+    assembled: Setup, cells: Sequence[FinishedCell]
 ) -> dict[str, dict[str, tuple[float, list[float]]]]:
     """The accuracies of answers that are always the same, for the seeds whose splits are known."""
-    if assembled.task.measure != ACCURACY or assembled.dataset.task != "classes":
+    if assembled.objective.measure != ACCURACY or assembled.dataset.task != "classes":
         return {}
     y = np.asarray(assembled.data.y)
     found: dict[str, dict[str, tuple[float, list[float]]]] = {}
@@ -121,12 +120,12 @@ def _constants(
     return found
 
 
-def _zero_shot(assembled: Assembled, cells: Sequence[FinishedCell]) -> list[Part]:
+def _zero_shot(assembled: Setup, cells: Sequence[FinishedCell]) -> list[Part]:
     """A table of the test scores of untrained class vectors: rules of selection leave out round 0.
 
     They are the mean over the seeds, whose tests may differ.
     """
-    measure, row = assembled.task.measure, {}
+    measure, row = assembled.objective.measure, {}
     for cell in cells:
         start = [line.test_score for line in log.read(cell.folder) if line.round == 0]
         if start:
@@ -156,7 +155,7 @@ def _title(config: Config) -> str:
     return f"{config.title}, {config.network.model}, {rounds}, {seeds}"
 
 
-def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
+def _metrics(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
     """Writes metrics.csv, and returns the table of --metrics: on the test and the worst domain.
 
     A line below the table names each run whose state is not there any more.
@@ -186,7 +185,7 @@ def _metrics(assembled: Assembled, folder: Path, cells: Sequence[FinishedCell]) 
             rows += [
                 about | row
                 for row in predictions.rows(
-                    found, assembled.task, classes, config.evaluation.metrics
+                    found, assembled.objective, classes, config.evaluation.metrics
                 )
             ]
     frame = pd.DataFrame(rows)
@@ -218,7 +217,7 @@ def origin(words: Sequence[str], cells: Sequence[tuple[Path, Result]]) -> Origin
 
     words: of the command. cells: the folders of the runs, with their results; at least one.
     """
-    start = provenance.merged(folders.begun(folder).start for folder, _ in cells)
+    start = provenance.merged(run_folder.record_of(folder).start for folder, _ in cells)
     return Origin(
         command=command(words),
         seeds=sorted({run.seed for _, result in cells for run in result.runs}),

@@ -13,11 +13,11 @@ from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
 from . import (
-    build,
     command_line,
     figures,
     grid,
     machine,
+    method,
     report,
     run_figures,
     runs_csv,
@@ -27,10 +27,10 @@ from . import (
 from .config import Config
 from .differences import Tests
 from .errors import check_known
+from .folder import files, log, records, run_folder
+from .folder.records import Line, Result, RunResult, Sweep
 from .rows import Row, RowsFile
-from .running import files, launch, log, records
-from .running import folder as folders
-from .running.records import Line, Result, RunResult, Sweep
+from .run import Launch, Programs, Report, prepare
 
 _RECORD = "row.json"  # in the folder of a row that has run
 # Flags of data that say nothing of which examples are the test of a held-out domain.
@@ -116,8 +116,8 @@ def configs(
         try:
             chosen = command_line.of_arguments([*common, *row.own, *places])
             for name in chosen.method.algorithm:
-                build.check_algorithm(name)
-            build.settings(chosen)
+                method.check_algorithm(name)
+            method.settings(chosen.method)
         except UsageError as error:
             at = f'{source}, row "{row.label}"' if source else row.label
             raise UsageError(at, ..., str(error)) from None
@@ -145,27 +145,25 @@ def joined(folder: Path, others: Sequence[str]) -> list[RowResult]:
     for place, record in _earlier(folder):
         if record.label not in others:
             cells = sorted(path.parent for path in place.glob("*/config.json"))
-            results.append(result_of(Row(record.label, ()), folders.flags_of(cells[0]), place))
+            results.append(result_of(Row(record.label, ()), run_folder.flags_of(cells[0]), place))
     return results
 
 
 def run(
-    rows: Sequence[Row], configs: Sequence[Config], write: launch.Report = report.write
+    rows: Sequence[Row], configs: Sequence[Config], write: Report = report.write
 ) -> list[RowResult]:
     """Runs the rows that are not finished; while one runs, the programs of the next ones compile.
 
     write: writes the tables and figures of a row.
     """
-    machine.connect(configs[0])  # before rows are prepared in threads
-    shared, results = launch.Programs(), []
+    machine.connect(configs[0].machine)  # before rows are prepared in threads
+    shared, results = Programs(), []
     with Ahead() as ahead:
 
-        def prepared(index: int) -> launch.Launch:
+        def prepared(index: int) -> Launch:
             label = f"{rows[index].label} ({index + 1} of {len(rows)})"
             place = Path(configs[index].output.run_dir)
-            ready = launch.prepared(
-                configs[index], place, in_folders=True, shared=shared, label=label
-            )
+            ready = prepare(configs[index], place, in_folders=True, shared=shared, label=label)
             ready.compile_ahead(ahead)
             return ready
 
@@ -224,9 +222,9 @@ def compare(file: RowsFile, folder: Path, data: Sequence[str], labels: Sequence[
     todo = {}
     for name in data or [*file.rows][:1]:
         place, rows = folder / name, with_labels(file.rows[name], labels)
-        folders.check_rows(place)
+        run_folder.check_rows(place)
         todo[name] = rows, configs(rows, place, overrides(), file.path)
-    machine.prepare(next(iter(todo.values()))[1][0])
+    machine.prepare(next(iter(todo.values()))[1][0].machine)
     texts = []
     for name, (rows, chosen) in todo.items():
         results = {result.row.label: result for result in run(rows, chosen, report.write_table)}

@@ -16,9 +16,9 @@ from fedjax_inv.data.federation import UNSEEN
 
 from . import differences, figures, selection, tables
 from .differences import Column
+from .folder import files, log
+from .folder.records import Line
 from .metrics import Measure
-from .running import files, log
-from .running.records import Line
 from .selection import Chosen
 from .tables import Cell
 

@@ -8,7 +8,7 @@ import msgspec
 import pandas as pd
 
 from . import selection
-from .running import files, log
+from .folder import files, log
 from .selection import RULES
 from .tables import Cell
 

@@ -1,17 +1,72 @@
 """The shift and scale of a network's inputs, from the clients' training examples."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from fedjax_inv.data import federation
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
+from fedjax_inv.inputs import Run
 from fedjax_inv.models import Scaling
 from fedjax_inv.types import Tree
 
 _BLOCK = 1024  # examples that are rendered at once
 _APART = 100  # scales that differ by a larger factor are worth a warning
+
+
+class Scalers:
+    """The shifts and scales of the inputs of runs, by held-out domain, seed and domain left out."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        x: Tree,
+        splits: Mapping[str | None, Mapping[int, Split]],
+        standardise: bool,
+    ) -> None:
+        """x: the inputs, to whose rows the splits refer."""
+        self._dataset, self._x = dataset, x
+        self._splits, self._standardise = splits, standardise
+        self._made: dict[tuple[str | None, int, str], Any] = {}
+
+    def of_runs(
+        self, held_out: str | None, runs: Sequence[Run]
+    ) -> Mapping[tuple[int, str], Scaling]:
+        """The shift and scale of each seed and domain left out."""
+        keys = dict.fromkeys((run.seed, run.left_out) for run in runs)
+        return {key: self._scaling(held_out, *key) for key in keys}
+
+    def record(self, held_out: str | None) -> dict[str, Any]:
+        """The shift and scale of each seed as values of JSON, with the names of the features."""
+        of_seed = {seed: self._scaling(held_out, seed) for seed in self._splits[held_out]}
+        count = len(next(iter(of_seed.values())).scale)
+        by_seed = {str(seed): record(self._dataset, one) for seed, one in of_seed.items()}
+        return {"features": feature_names(self._dataset, count), "seeds": by_seed}
+
+    def warning(self) -> str:
+        """A line about features of very different scales; "" with --standardise or no vectors."""
+        dataset = self._dataset
+        is_vector = dataset.render is None and not dataset.words and np.ndim(dataset.x) == 2
+        if self._standardise or not is_vector:
+            return ""
+        held_out, of_seed = next(iter(self._splits.items()))
+        return warning(dataset, self._scaler(held_out, next(iter(of_seed))))
+
+    def _scaling(self, held_out: str | None, seed: int, left_out: str = "") -> Scaling:
+        scaler = self._scaler(held_out, seed, left_out)
+        return of_scaler(self._dataset, scaler, self._standardise)
+
+    def _scaler(self, held_out: str | None, seed: int, left_out: str = "") -> Any:
+        """The scaler that has seen the training examples of a run."""
+        key = held_out, seed, left_out
+        if key not in self._made:
+            split = federation.without(self._splits[held_out][seed], left_out)
+            x = jax.tree.map(np.asarray, self._x)
+            self._made[key] = of_clients(self._dataset, x, split)
+        return self._made[key]
 
 
 def of_clients(dataset: Dataset, x: Tree, split: Split) -> Any:
@@ -27,9 +82,8 @@ def of_clients(dataset: Dataset, x: Tree, split: Split) -> Any:
         for first in range(0, len(rows), _BLOCK):
             some = rows[first : first + _BLOCK]
             filled = np.resize(some, _BLOCK)  # of one shape, for which rendering is compiled once
-            seen = np.asarray(render(jax.tree.map(lambda leaf, at=filled: leaf[at], x)))[
-                : len(some)
-            ]
+            inputs = jax.tree.map(lambda leaf, at=filled: leaf[at], x)
+            seen = np.asarray(render(inputs))[: len(some)]
             seen = seen.astype(np.float32) / 255 if seen.dtype == np.uint8 else seen
             scaler.partial_fit(seen.reshape(-1, seen.shape[-1]).astype(np.float64))
     return scaler

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> str:
     from . import data_report, machine
 
     chosen = command_line.chosen()
-    machine.prepare(chosen)
+    machine.prepare(chosen.machine)
     return data_report.show(chosen, flags.FLAGS.out or "data.png", _IMAGES.value)
 
 

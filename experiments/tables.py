@@ -14,13 +14,13 @@ import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
 
-from . import differences, forms, selection
+from . import differences, divergence, forms, selection
 from .differences import Column, Tests
+from .folder import files
+from .folder.records import Line, Result
+from .folder.summary import NEVER_SEEN
 from .forms import Part, known, spread, text_of
 from .metrics import ACCURACY, Measure
-from .running import divergence, files
-from .running.records import Line, Result
-from .running.summary import NEVER_SEEN
 from .selection import Chosen, choose, held_out_of
 
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables

@@ -13,16 +13,17 @@ import orbax.checkpoint as ocp
 import pytest
 from absl.testing import flagsaver
 
+from fedjax_inv.ahead import Ahead
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
-from fedjax_inv_experiments import assemble, command_line, config, figures, sheet, train
+from fedjax_inv_experiments import command_line, config, experiment, figures, report, sheet
+from fedjax_inv_experiments import run as launching
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, provenance, records
-from fedjax_inv_experiments.running.records import Domain, Line, Result
-from fedjax_inv_experiments.running.selected import SelectedStates
-from fedjax_inv_experiments.running.signals import Stop
+from fedjax_inv_experiments.folder import log, provenance, records, run_folder
+from fedjax_inv_experiments.folder.interrupt import Interrupt
+from fedjax_inv_experiments.folder.recorder import Job, Recorder
+from fedjax_inv_experiments.folder.records import Domain, Line, Result
+from fedjax_inv_experiments.folder.selected import SelectedStates
 from fedjax_inv_experiments.selection import Rule
 from fedjax_inv_experiments.studies import study
 
@@ -31,7 +32,7 @@ class Ran(NamedTuple):
     """A run folder, and the job that made it: its program may run again without compiling."""
 
     folder: Path
-    job: cells.Job
+    job: Job
 
     @property
     def runs(self) -> list[dict[str, Any]]:
@@ -39,7 +40,7 @@ class Ran(NamedTuple):
         return json.loads((self.folder / "result.json").read_text())["runs"]
 
 
-class StopAfterOne(Stop):
+class StopAfterOne(Interrupt):
     """Asks for a stop when the first segment is over."""
 
     def __enter__(self) -> "StopAfterOne":
@@ -57,31 +58,52 @@ def no_figures() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def jobs() -> Iterator[list[cells.Job]]:
+def jobs() -> Iterator[list[Job]]:
     """The jobs that are run meanwhile."""
-    seen: list[cells.Job] = []
-    train_cell = cells.train
+    seen: list[Job] = []
 
-    def train_and_tell(job: cells.Job, *others: Any) -> tuple[Fitted, Result | None]:
+    def listening(job: Job, *others: Any) -> Recorder:
         seen.append(job)
-        return train_cell(job, *others)
+        return Recorder(job, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "train", train_and_tell)
+        patch.setattr(launching, "Recorder", listening)
         yield seen
+
+
+def train(
+    chosen: Config,
+    folder: Path | None = None,
+    *,
+    in_folders: bool | None = None,
+    write: launching.Report = report.write,
+) -> str:
+    """Runs an experiment as the command `train` does."""
+    place = folder or run_folder.path_of(chosen)
+    in_folders = chosen.is_grid if in_folders is None else in_folders
+    with Ahead() as ahead:
+        return launching.prepare(chosen, place, in_folders=in_folders).run(write, ahead)
 
 
 def ran(chosen: Config) -> Ran:
     """A finished run of `train`, without figures."""
     with jobs() as seen, no_figures():
-        train.train(chosen)
+        train(chosen)
     (job,) = seen
     return Ran(Path(chosen.output.run_dir), job)
 
 
-def start_of(job: cells.Job) -> records.Start:
+def train_job(job: Job, folder: Path, interrupt: Interrupt) -> tuple[Fitted, Result | None]:
+    """Trains or continues a job in its folder; without a result if a signal has ended it."""
+    recorder = Recorder(job, folder, interrupt)
+    with recorder.in_words():
+        fitted = job.plan.train(recorder.callbacks)
+    return fitted, recorder.finish(fitted)
+
+
+def start_of(job: Job) -> records.Provenance:
     """The record of a start; the job's own data are padded."""
-    return provenance.record(assemble.assemble(job.config).loaded)
+    return provenance.record(experiment.make(job.config).loaded)
 
 
 def with_flags(chosen: Config, **values: Any) -> Config:
@@ -94,27 +116,27 @@ def others(chosen: Config, names: Collection[str]) -> dict[str, Any]:
     return {name: value for name, value in sheet.flat(chosen).items() if name not in names}
 
 
-def changed(job: cells.Job, **values: Any) -> cells.Job:
+def changed(job: Job, **values: Any) -> Job:
     """The job with other flags that leave its program as it is."""
     chosen = with_flags(job.config, **values)
-    plan = dataclasses.replace(assemble.assemble(chosen).plan(job.cell), program=job.plan.program)
+    plan = dataclasses.replace(experiment.make(chosen).plan(job.cell), program=job.plan.program)
     return job._replace(config=chosen, plan=dataclasses.replace(plan.placed(), is_compiled=True))
 
 
-def halved(job: cells.Job, folder: Path) -> Path:
+def halved(job: Job, folder: Path) -> Path:
     """A folder in which the job was stopped after its first segment."""
-    folders.begin(folder, job.config, job.cell, start_of(job))
+    run_folder.begin(folder, job.config, job.cell, start_of(job))
     with StopAfterOne() as stop:
-        _, result = cells.train(job, folder, stop)
+        _, result = train_job(job, folder, stop)
     assert result is None
     return folder
 
 
-def go_on(job: cells.Job, folder: Path) -> Path:
+def go_on(job: Job, folder: Path) -> Path:
     """Runs a job in a folder, from its newest checkpoint on, to the end."""
-    folders.begin(folder, job.config, job.cell, start_of(job))
-    with Stop() as stop:
-        cells.train(job, folder, stop)
+    run_folder.begin(folder, job.config, job.cell, start_of(job))
+    with Interrupt() as stop:
+        train_job(job, folder, stop)
     return folder
 
 

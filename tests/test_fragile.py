@@ -14,20 +14,14 @@ import pytest
 import xla_flags
 from fedjax_inv import platforms
 from fedjax_inv.models import lowerings
-from fedjax_inv_experiments import build, machine
-from fedjax_inv_experiments.running import progress
+from fedjax_inv_experiments import method
+from fedjax_inv_experiments.folder import progress
 
 
 def test_xla_flags_known_without_an_abort() -> None:
     """XLA may drop a flag of the tests: `xla_flags.known` then leaves it out."""
     flag = xla_flags.QUICKEST[0]
     assert xla_flags.known(flag) == xla_flags.known(flag, "--xla_no_such_flag=1") == flag
-
-
-def test_xlas_flag_for_deterministic_gpus() -> None:
-    """XLA may rename it, and would abort every process with --deterministic: `machine.prepare`."""
-    flag = f"{machine._DETERMINISTIC}=true"
-    assert xla_flags.known(flag) == flag
 
 
 def test_xlas_options_that_compile_quickest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +67,9 @@ KNOWN = ["adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd", "yogi"]
 
 
 def test_optaxs_optimizers() -> None:
-    """Optax may move its optimizers: `build.OPTIMIZERS` lists them."""
-    assert set(KNOWN) < set(build.OPTIMIZERS)
-    for name in build.OPTIMIZERS:
+    """Optax may move its optimizers: `method.OPTIMIZERS` lists them."""
+    assert set(KNOWN) < set(method.OPTIMIZERS)
+    for name in method.OPTIMIZERS:
         optimizer = getattr(optax, name)(0.1)
         state = jax.eval_shape(optimizer.init, jnp.ones(2))
         updates, _ = jax.eval_shape(optimizer.update, jnp.ones(2), state, jnp.ones(2))

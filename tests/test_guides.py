@@ -20,7 +20,7 @@ from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv.data import clients
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import __main__, assemble, command_line
+from fedjax_inv_experiments import __main__, command_line, experiment
 from runs import no_figures, parsed, run
 
 ROOT = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def test_images_in_a_table(tmp_path: Path) -> None:
         for kind, line in parts((ROOT / "docs/own_images.md").read_text()):
             if kind == "command":
                 with parsed(*shlex.split(line.replace("\\\n", " "))[2:], "--cohort=0"):
-                    made = assemble.assemble(command_line.chosen())
+                    made = experiment.make(command_line.chosen())
                 of_seed = next(iter(made.splits.values()))
                 split = next(iter(of_seed.values()))
                 sizes = [sorted(len(rows) for rows in parts_of(of)) for of in split[:3]]

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .. import build, forms
+from .. import forms, method
 from ..config import Config
-from ..running.records import Record
+from ..folder.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult, Study
 
@@ -119,7 +119,7 @@ def by_group(config: Config, line: Record) -> dict[str, float]:
     are groups, too.
     """
     clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
-    rare = build.is_sparse(config, len(clients), line["seed"])
+    rare = method.is_sparse(len(clients), line["seed"])
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.partition.imbalance > 1:
         classes = np.array(line["score_by_class"], float)  # in order of their examples
@@ -141,10 +141,10 @@ def where(config: Config) -> str:
         if config.partition.partition == "dirichlet"
         else config.partition.partition
     )
+    slots = method.slots(config.participation, config.partition.clients)
     return (
         f"{dealt}, CF {config.participation.frequency:g}, IF {config.partition.imbalance:g}, "
-        f"{build.slots(config, config.partition.clients)} of {config.partition.clients} clients, "
-        f"{config.training.local_epochs} epochs"
+        f"{slots} of {config.partition.clients} clients, {config.training.local_epochs} epochs"
     )
 
 
@@ -178,13 +178,10 @@ def numbers(result: RowResult, data: str) -> Cells:
     gives no imbalance.
     """
     config = result.config
-    slots, frequency = build.slots(config, config.partition.clients), config.participation.frequency
-    federation = (
-        config.partition.clients,
-        slots,
-        config.training.local_epochs,
-        config.partition.imbalance,
-    )
+    partition, frequency = config.partition, config.participation.frequency
+    slots = method.slots(config.participation, partition.clients)
+    epochs = config.training.local_epochs
+    federation = (partition.clients, slots, epochs, partition.imbalance)
     # The row's own flags are the paper's, but for its frequency and its alpha, which columns have.
     varied = {"alpha", "clients", "imbalance", "cohort", "sampling_rate", "frequency"}
     is_of_paper = federation == (100, 10, 5, 1) and study.is_of_paper(result, varied)

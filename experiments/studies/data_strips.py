@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from fedjax_inv.data import federation
 
-from .. import assemble, figures
+from .. import experiment, figures
 from ..config import Config
 from ..data_figures import rendered, to_rgb
 from ..studies import drawings
@@ -30,7 +30,7 @@ class Panel(NamedTuple):
 
 def strip(config: Config) -> dict[str, np.ndarray]:
     """Images of the first seed in the order of their labels: of two clients, and of the test."""
-    assembled = assemble.assemble(config, config.training.seeds[:1])
+    assembled = experiment.make(config, config.training.seeds[:1])
     ((splits),) = assembled.splits.values()
     split = splits[config.training.seeds[0]]
     clients, (test,) = federation.parts_of(split.train), federation.parts_of(split.test)

@@ -16,7 +16,7 @@ from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
 from .. import figures, finished, forms, selection
-from ..running.records import Record
+from ..folder.records import Record
 from ..studies import drawings, study
 from ..studies.study import Cells, Row, RowResult
 

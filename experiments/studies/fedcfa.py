@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import build, forms, grid, selection
+from .. import forms, grid, method, selection
 from ..config import Config
-from ..running.records import Record
+from ..folder.records import Record
 from ..studies import drawings, factors, study
 from ..studies.study import Cells, Row, RowResult, Study
 
@@ -351,7 +351,7 @@ def _grid(result: RowResult) -> Cells:
     best = max(means, key=means.__getitem__)
     return {
         "positive/negative": best,
-        "the best test of the grid, %": f"{means[best]:.1f}",
+        "the best test of the experiment, %": f"{means[best]:.1f}",
         **{f"{name}, %": f"{means.get(name, np.nan):.1f}" for name in ("5/5", "0.1/0.1", "10/10")},
         "without a selection": f"{count - len(means)} of {count}",
     }
@@ -367,7 +367,7 @@ def numbers(result: RowResult, data: str) -> Cells:
     """The paper's numbers of a method or hook on this partition, or of columns within a row."""
     clients = {"partition", "alpha", "clients", "cohort", "sampling_rate"}
     fifth = (
-        5 * build.slots(result.config, result.config.partition.clients)
+        5 * method.slots(result.config.participation, result.config.partition.clients)
         == result.config.partition.clients
     )
     if not (result.is_complete and fifth and study.is_of_paper(result, clients)):

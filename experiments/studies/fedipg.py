@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import forms, selection
-from ..running.records import Line, Record
+from ..folder.records import Line, Record
 from ..selection import RULES, Pick
 from ..studies import drawings, exit_strategy, study
 from ..studies.study import Cells, Row, RowResult, Study

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .. import forms
-from ..running.records import Record
+from ..folder.records import Record
 from ..studies import data_strips, study
 from ..studies.study import Cells, Row, RowResult, Study
 

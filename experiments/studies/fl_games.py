@@ -16,7 +16,7 @@ import numpy as np
 from fedjax_inv.data import environments
 
 from .. import forms
-from ..running.records import Record
+from ..folder.records import Record
 from ..studies import drawings, masks, study
 from ..studies.study import Cells, Row, RowResult, Study
 

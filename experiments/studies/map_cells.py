@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import build, differences, selection, tables
+from .. import differences, divergence, method, selection, tables
 from ..config import Config, Participation
 from ..differences import Difference
-from ..running import divergence
 from ..selection import Chosen
 from ..studies import study
 from ..studies.map_columns import LISTED as SHIFTS
@@ -88,7 +87,7 @@ def worst_tenth(scores: Sequence[float | None]) -> float:
 
 
 # The flags of participation of which the expected number of steps is known.
-_COUNTED = ("cohort", "sampling_rate", "frequency", "sparse", "dropout")
+_COUNTED = ("cohort", "sampling_rate", "frequency", "dropout")
 
 
 def _steps(config: Config) -> float:
@@ -99,19 +98,17 @@ def _steps(config: Config) -> float:
     those of the cohort, --frequency and --dropout.
     """
     steps = config.training.local_steps or np.nan
-    if build.is_pooled(config):
+    if method.is_pooled(config):
         return steps
     clients = config.partition.clients
     counted = {name: getattr(config.participation, name) for name in _COUNTED}
     is_other = config.participation != Participation(**counted)
     if not clients or config.method.algorithm == ("exit_strategy",) or is_other:
         return np.nan
-    rare = (
-        round(config.participation.sparse * clients)
-        / clients
-        * (1 - config.participation.frequency)
-    )
-    return build.slots(config, clients) * (1 - rare) * (1 - config.participation.dropout) * steps
+    participation = config.participation
+    rare = method.num_sparse(clients) / clients * (1 - participation.frequency)
+    played = method.slots(participation, clients) * (1 - rare) * (1 - participation.dropout)
+    return played * steps
 
 
 def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:

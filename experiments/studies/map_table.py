@@ -11,9 +11,9 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import build, command_line, differences, factories, forms, runs_csv, tables
+from .. import command_line, differences, factories, forms, method, runs_csv, tables
 from ..errors import check_known, flag_error
-from ..running import files
+from ..folder import files
 from ..studies import map_figures, map_methods, study
 from ..studies.map_cells import Cell, cells_of, heading, place_of
 from ..studies.map_columns import LISTED as SHIFTS
@@ -75,7 +75,8 @@ def _terms(words: tuple[str, ...]) -> tuple[int, int]:
     The latter is 0 if the data say how many clients there are.
     """
     base = command_line.of_arguments(words)
-    slots = build.slots(base, base.partition.clients) if base.partition.clients else 0
+    count = base.partition.clients
+    slots = method.slots(base.participation, count) if count else 0
     return base.training.rounds, base.training.batch_size * slots
 
 

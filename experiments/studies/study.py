@@ -15,13 +15,24 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from .. import command_line, forms, machine, report, row_runs, runs_csv, selection, sheet, tables
+from .. import (
+    command_line,
+    divergence,
+    forms,
+    machine,
+    report,
+    row_runs,
+    runs_csv,
+    selection,
+    sheet,
+    tables,
+)
 from ..config import Participation, Partition
 from ..differences import Column, Scores
 from ..errors import check_known
+from ..folder import files, records
 from ..row_runs import CellResult, RowResult, configs, overrides, run, with_labels
 from ..rows import Number, Row, RowsFile, read, read_numbers
-from ..running import divergence, files, records
 from ..studies import drawings
 
 _HERE = Path(__file__).parent
@@ -220,7 +231,7 @@ def run_all(paper: Paper, options: Options) -> str:
         rows = rows_of(paper, data, options)
         source = study.file.path if study.file else None
         todo[data] = rows, configs(rows, options.folder / data, options.overrides, source)
-    machine.prepare(todo[options.data[0]][1][0])
+    machine.prepare(todo[options.data[0]][1][0].machine)
     # The table of some rows or columns must not overwrite that of all.
     is_part = bool(options.rows or getattr(options.own, "columns", ()))
     name = f"{options.study}_some" if is_part else options.study

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+import runs
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import Plan
-from fedjax_inv_experiments import assemble, config, report
+from fedjax_inv_experiments import config, experiment
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import launch, progress
+from fedjax_inv_experiments.folder import progress
 from runs import metrics, no_figures
 
-run = functools.partial(launch.run, in_folders=True, report=report.write)
+run = functools.partial(runs.train, in_folders=True)
 
 
 def tiny(folder: Path, **changes: object) -> Config:
@@ -75,7 +75,7 @@ def test_what_waits_for_a_thread_is_made_at_once_and_an_error_waits_for_none() -
 def test_setting_up_compiles_next_to_nothing(tmp_path: Path) -> None:
     chosen = tiny(tmp_path, seeds=(0, 1, 2, 3), rounds=7, widths=(5,), held_out="60")
     with progress.compilations() as ends:
-        assembled = assemble.assemble(chosen)
+        assembled = experiment.make(chosen)
         for cell in assembled.cells:
             assembled.plan(cell)
     # The examples and their labels are placed, and the cohorts are drawn.
@@ -89,19 +89,19 @@ def test_programs_compile_ahead_and_give_the_same(
     """The second cell compiles nothing itself, and is as in a launch where nothing is ahead."""
     compiled: dict[str, bool] = {}
     ahead: list[str] = []
-    train, compile_ahead = cells.train, Plan.compile
+    train, compile_ahead = Plan.train, Plan.compile
 
-    def listening(job: cells.Job, *others: Any) -> object:
+    def listening(plan: Plan, callbacks: Any) -> object:
         with progress.compilations() as ends:
-            result = train(job, *others)
-        compiled[job.cell.algorithm] = bool(ends)
-        return result
+            fitted = train(plan, callbacks)
+        compiled["fedprox" if compiled else "fedavg"] = bool(ends)
+        return fitted
 
     def recorded(plan: Plan) -> Plan:
         ahead.append("fedprox")
         return compile_ahead(plan)
 
-    monkeypatch.setattr(cells, "train", listening)
+    monkeypatch.setattr(Plan, "train", listening)
     monkeypatch.setattr(Plan, "compile", recorded)
     with no_figures():
         run(tiny(tmp_path / "both"), tmp_path / "both")

@@ -10,13 +10,14 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import (
-    assemble,
-    build,
     command_line,
     config,
     evaluate,
+    experiment,
     grid,
+    method,
     paper,
     show_data,
     start,
@@ -24,7 +25,6 @@ from fedjax_inv_experiments import (
 )
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.command_line import PRESETS
-from fedjax_inv_experiments.running import cell as cells
 from runs import parsed
 
 ROOT = Path(__file__).parents[2]
@@ -90,8 +90,8 @@ COMMANDS = [
     ("train --lossy=0:2", "--lossy="),
     ("train --lossy=" + ",".join(f"{client}:0" for client in range(5)), "--lossy="),
     ("train --seeds=1-3", "comma-separated list"),
-    ("train --process_id=1", "process_id=1"),
-    ("train --hold=stream --distributed", "hold=stream"),
+    ("train --processes=localhost:80,2,2", "--processes="),
+    ("train --hold=stream --processes=auto", "hold=stream"),
     ("train --hold=stream --pooled", "--pooled"),
     ("train --devices=64", "--devices=64"),
     # Settings of algorithms.
@@ -131,7 +131,6 @@ COMMANDS = [
     *((f"train --dataset={{data}}/{n}.npz", "--dataset") for n in ("nan", "no_y", "nowhere")),
     ("train --dataset={data}/text_image", "--dataset"),
     ("train --dataset={data}/table.csv --target_column=y", "--target_column=y"),
-    ("train --dataset=cifar100 --data_dir={data}", "tfds build cifar100"),
     # Folders and the other binaries.
     ("train --run_dir={data}/table.csv", "--run_dir"),
     ("train --run_dir={data}", "--run_dir"),
@@ -160,7 +159,7 @@ def test_a_bad_command_is_one_line_and_leaves_nothing(
         raise AssertionError("trained before the input was checked")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cells, "train", refuse)
+    monkeypatch.setattr(Plan, "train", refuse)
     before = sorted(data.rglob("*"))
     with pytest.raises(SystemExit) as ended:
         run(command.replace("{data}", str(data)))
@@ -200,7 +199,7 @@ def test_a_platform_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     ],
 )
 def test_flags_that_fit_together_pass(arguments: list[str]) -> None:
-    assert assemble.assemble(command_line.of_arguments(arguments)).cells
+    assert experiment.make(command_line.of_arguments(arguments)).cells
 
 
 OWN = """
@@ -237,7 +236,7 @@ def test_settings_take_the_types_of_the_factory(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "elsewhere", raising=False)
     chosen = config.of(algorithm=("elsewhere:mine",), set=(entry,))
-    parsed = build.settings(chosen)["elsewhere:mine"][entry.partition("=")[0]]
+    parsed = method.settings(chosen.method)["elsewhere:mine"][entry.partition("=")[0]]
     assert parsed == values
     assert list(map(type, parsed)) == list(map(type, values))
 

@@ -17,7 +17,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort, Model
-from fedjax_inv_experiments import assemble, build, config
+from fedjax_inv_experiments import config, experiment, method, network
 from fedjax_inv_experiments import data as data_flags
 from test_weights import WIDTHS, torchvision
 
@@ -29,8 +29,8 @@ def first_update(transformation: optax.GradientTransformation, grads: Any, param
 def test_clipping_comes_before_the_decay() -> None:
     params, grads = {"w": jnp.array([2.0, -1.0])}, {"w": jnp.array([30.0, 40.0])}
     chosen = config.of(weight_decay=0.1, clip=5.0)
-    values = build.local_values(chosen) | {"learning_rate": 0.5}
-    chain = LocalTraining(**build.local_steps(chosen)).chain(values)
+    values = method.local_values(chosen.training) | {"learning_rate": 0.5}
+    chain = LocalTraining(**method.local_steps(chosen.training)).chain(values)
     # Clipped to norm 5: (3, 4); decayed: (3.2, 3.9).
     chex.assert_trees_all_close(first_update(chain, grads, params), {"w": jnp.array([-1.6, -1.95])})
 
@@ -41,8 +41,8 @@ def test_clipping_comes_before_the_decay() -> None:
 def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
     def momentum(**others: Any) -> Any:
         chosen = config.of(**settings, **others)
-        values = build.local_values(chosen) | {"learning_rate": 0.1}
-        return LocalTraining(**build.local_steps(chosen)).work(values).momentum
+        values = method.local_values(chosen.training) | {"learning_rate": 0.1}
+        return LocalTraining(**method.local_steps(chosen.training)).work(values).momentum
 
     assert momentum(momentum=0.9) == 0.9
     assert momentum() == 0.0
@@ -52,7 +52,7 @@ def test_local_training_knows_its_momentum(settings: dict[str, int]) -> None:
 def cohort(num_rounds: int, **changes: Any) -> Cohort:
     """Of one run of six clients, all rounds."""
     chosen = config.of(rounds=num_rounds, eval_every=1, **changes)
-    assembled = assemble.assemble(chosen)
+    assembled = experiment.make(chosen)
     return jax.tree.map(lambda leaf: leaf[0], assembled.plan(assembled.cells[0]).cohorts)
 
 
@@ -70,7 +70,7 @@ def test_slow_and_lossy_clients_and_a_first_round_of_all() -> None:
     assert first.present[0].all()
     assert not first.delay[0].any()
     chex.assert_trees_all_equal(*(jax.tree.map(lambda leaf: leaf[1:], c) for c in (drawn, first)))
-    assembled = assemble.assemble(config.of(**flags))
+    assembled = experiment.make(config.of(**flags))
     assert assembled.plan(assembled.cells[0]).experiment.history == 3
 
 
@@ -80,15 +80,15 @@ def test_a_buffer_of_updates_of_clients_that_take_their_time() -> None:
     assert drawn.who.shape == (60, 2)
     assert 1 < (drawn.who == 1).sum() < 6
     assert drawn.delay[drawn.who == 1].min() > drawn.delay[drawn.who != 1].max()
-    assembled = assemble.assemble(config.of(**flags, slow=("1:9",), rounds=16))
+    assembled = experiment.make(config.of(**flags, slow=("1:9",), rounds=16))
     # Three others deliver ten times, and half a buffer is full before: 15 networks, and the last.
     assert assembled.plan(assembled.cells[0]).experiment.history == 16
     with pytest.raises(UsageError, match="--buffer=7"):
-        assemble.assemble(config.of(**flags | {"buffer": 7}))
+        experiment.make(config.of(**flags | {"buffer": 7}))
 
 
 def test_a_network_may_be_served_as_an_average() -> None:
-    assembled = assemble.assemble(config.of(average=0.9, average_from=3, missing="reuse"))
+    assembled = experiment.make(config.of(average=0.9, average_from=3, missing="reuse"))
     cell = assembled.cells[0]
     plan = assembled.plan(cell)
     server = plan.program.shapes(plan.data, plan.inputs).state.server
@@ -103,7 +103,7 @@ def test_a_network_may_be_served_as_an_average() -> None:
 def test_classes_with_a_long_tail() -> None:
     """Of handwritten digits, of which there are about as many of each."""
     flags = dict(imbalance=10.0, partition="dirichlet", environment="none", clients=20, min_size=1)
-    assembled = assemble.assemble(config.of(held_out="none", **flags))
+    assembled = experiment.make(config.of(held_out="none", **flags))
     split = assembled.splits[None][0]
     rows = np.concatenate([*parts_of(split.train), *parts_of(split.valid)])
     counts = np.bincount(assembled.dataset.y[rows])
@@ -115,21 +115,20 @@ def test_classes_with_a_long_tail() -> None:
 
 @pytest.mark.slow
 def test_clients_that_upload_rarely() -> None:
-    flags = dict(frequency=0.3, sparse=0.5, partition="iid", clients=6)
+    flags = dict(frequency=0.3, partition="iid", clients=6)
     dropped = cohort(200, **flags)
     share = dropped.present.mean(0)
     assert ((share == 1).sum(), ((share > 0.1) & (share < 0.5)).sum()) == (3, 3)
     # Who they are does not depend on how rarely they do.
-    always = config.of(**flags | dict(frequency=1.0))
-    np.testing.assert_array_equal(build.is_sparse(always, 6, seed=0), share < 1)
-    of_seeds = {tuple(build.is_sparse(always, 6, seed)) for seed in range(8)}
+    np.testing.assert_array_equal(method.is_sparse(6, seed=0), share < 1)
+    of_seeds = {tuple(method.is_sparse(6, seed)) for seed in range(8)}
     assert len(of_seeds) > 1
     assert not dropped.delay.any()
     stale = cohort(200, late="stale", **flags)
     chex.assert_trees_all_equal(stale.present, dropped.present)
     assert 3 < stale.delay[:, share < 1][stale.present[:, share < 1]].max() <= 10
     assert not stale.delay[:, share == 1].any()
-    assembled = assemble.assemble(config.of(late="stale", **flags))
+    assembled = experiment.make(config.of(late="stale", **flags))
     assert assembled.plan(assembled.cells[0]).experiment.history == 11
     assert cohort(3, sampling_rate=0.5, partition="iid", clients=6).who.shape == (3, 3)
 
@@ -158,7 +157,7 @@ def test_a_pooled_algorithm_beside_others_takes_part_in_every_round() -> None:
         lossy=("1:0.5",),
         slow=("0:3",),
     )
-    assembled = assemble.assemble(chosen)
+    assembled = experiment.make(chosen)
     pooled, averaged = (assembled.plan(cell).cohorts for cell in assembled.cells)
     assert pooled.present.all()
     assert not pooled.delay.any()
@@ -169,7 +168,7 @@ def test_any_algorithm_trains_on_pooled_examples_as_erm_does() -> None:
     flags = dict(rounds=1, widths=(2,), seeds=(0,), held_out="0")
     results = []
     for more in (dict(algorithm=("erm",)), dict(algorithm=("fedavg",), pooled=True)):
-        assembled = assemble.assemble(config.of(**flags, **more))
+        assembled = experiment.make(config.of(**flags, **more))
         fitted = assembled.plan(assembled.cells[0]).train()
         results.append(dict(fitted.history.values))
     chex.assert_trees_all_close(*results, rtol=1e-6)
@@ -179,7 +178,7 @@ def test_any_algorithm_trains_on_pooled_examples_as_erm_does() -> None:
 def test_partitions_deal_the_training_examples(partition: str) -> None:
     more: dict[str, Any] = {"shards": dict(classes_per_client=1), "quantity": dict(alpha=1.0)}
     flags = dict(partition=partition, clients=10, environment="none", held_out="none")
-    assembled = assemble.assemble(config.of(**flags, **more[partition]))
+    assembled = experiment.make(config.of(**flags, **more[partition]))
     split = assembled.splits[None][0]
     sizes = np.array([len(part) for part in parts_of(split.train)])
     classes = [len(set(assembled.dataset.y[part])) for part in parts_of(split.train)]
@@ -196,15 +195,13 @@ def test_a_network_is_made_for_the_size_of_the_images(side: int, stem: int, tmp_
     y = np.arange(12) % 2
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, side, side, 3), np.uint8), y=y)
     dataset = data_flags.load(config.of(dataset=str(tmp_path / "mine.npz")).data)
-    assert build._image_size(dataset) == stem
+    assert network._image_size(dataset) == stem
 
 
 @pytest.mark.parametrize("environment", ["colored", "rotated"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) -> None:
-    assembled = assemble.assemble(
-        config.of(environment=environment, held_out="none", seeds=(seed,))
-    )
+    assembled = experiment.make(config.of(environment=environment, held_out="none", seeds=(seed,)))
     (rows,), domains = parts_of(assembled.splits[None][seed].test), assembled.dataset.domain
     shares = np.bincount(domains[rows]) / np.bincount(domains)
     assert (abs(shares - 0.2) < 0.08).all()
@@ -213,8 +210,8 @@ def test_a_drawn_test_holds_a_part_of_every_domain(environment: str, seed: int) 
 def test_a_domain_with_a_comma_is_held_out_by_default() -> None:
     domains = ("x", "a,b")
     for asked in ("", "a,b"):
-        assert data_flags.held_out(config.of(held_out=asked), domains) == ["a,b"]
-    assert data_flags.held_out(config.of(held_out="x"), domains) == ["x"]
+        assert data_flags.held_out(config.of(held_out=asked).data, domains) == ["a,b"]
+    assert data_flags.held_out(config.of(held_out="x").data, domains) == ["x"]
 
 
 @pytest.mark.slow
@@ -231,7 +228,7 @@ def test_weights_are_loaded_and_their_channels_normalised(tmp_path: Path) -> Non
     path = tmp_path / "weights.safetensors"
     save_file(arrays, path)
     variables = models.weights.load(path, bare.init(jax.random.key(0), images[:1]))
-    model = build.network(runs.with_flags(chosen, weights=str(path)), dataset)
+    model = network.make(runs.with_flags(chosen, weights=str(path)).network, dataset)
     loaded = model.init(jax.random.key(1), images[:1])
     chex.assert_trees_all_close(loaded, variables)
     mean, std = models.weights.IMAGENET_MEAN, models.weights.IMAGENET_STD
@@ -248,7 +245,7 @@ def test_a_network_from_another_run_needs_no_weights_file(tmp_path: Path) -> Non
     np.savez(tmp_path / "mine.npz", x=np.zeros((12, 8, 8, 3), np.uint8), y=np.arange(12) % 2)
     data = {"dataset": str(tmp_path / "mine.npz"), "model": "resnet18", "weights": "gone"}
     chosen = config.of(**data, norm="frozen", init_from="run")
-    assert isinstance(build.network(chosen, data_flags.load(chosen.data)), Model)
+    assert isinstance(network.make(chosen.network, data_flags.load(chosen.data)), Model)
 
 
 @pytest.mark.slow
@@ -258,7 +255,7 @@ def test_training_images_are_augmented_and_others_are_not(tmp_path: Path) -> Non
     chosen = config.of(dataset=str(tmp_path / "mine.npz"), augment=True, widths=(4,))
     dataset = data_flags.load(chosen.data)
     model, plain = (
-        build.network(runs.with_flags(chosen, augment=on), dataset) for on in (True, False)
+        network.make(runs.with_flags(chosen, augment=on).network, dataset) for on in (True, False)
     )
     variables = plain.init(jax.random.key(0), images[:1])
     mask, key = jnp.ones(8, bool), jax.random.key(1)
@@ -292,8 +289,10 @@ def test_sixteen_bits_cost_little_accuracy_on_colored_digits(tmp_path: Path) -> 
     """One run each way, with the same draws; the accuracies are of a thousand images."""
     flags = dict(environment="colored", flips=(0.2, 0.1), widths=(64,), rounds=15, eval_every=15)
     last = [
-        runs.ran(config.of(run_dir=str(tmp_path / dtype), dtype=dtype, **flags)).runs[0]["last"]
-        for dtype in ("float32", "bfloat16")
+        runs.ran(config.of(run_dir=str(tmp_path / precision), precision=precision, **flags)).runs[
+            0
+        ]["last"]
+        for precision in ("auto", "bfloat16")
     ]
     exact, rounded = last
     assert exact["validation_score"] > 0.75  # it has learned the cue
@@ -308,7 +307,7 @@ def test_clients_on_disk_are_the_users_of_a_data_set(tmp_path: Path) -> None:
     np.save(tmp_path / "y.npy", np.arange(len(client)) % 2)
     np.save(tmp_path / "client.npy", client)
     chosen = config.of(dataset=str(tmp_path), partition="user")
-    assembled = assemble.assemble(chosen)
+    assembled = experiment.make(chosen)
     split = assembled.splits[None][0]
     assert len(split.domain) == 3
     users = []

@@ -3,7 +3,6 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,8 +11,7 @@ import runs
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import compare, row_runs, rows, train
 from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.running import cell as trained
-from runs import no_figures
+from runs import jobs, no_figures
 
 TEXT = """
 preset = "first_look_rotated"
@@ -211,23 +209,14 @@ def test_the_same_rows_as_algorithms_of_train_have_the_same_scores(
     assert ours[columns].to_numpy().tolist() == theirs[columns].to_numpy().tolist()
 
 
-def test_rows_of_another_file_join_those_that_ran(
-    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_another_file_join_those_that_ran(done: Path, tmp_path: Path) -> None:
     """They come first, finished rows do not run again, and other test examples are not paired."""
     text = SMALL.replace("numbers = ", "# ").replace("[rows.fedavg]", '[rows."fed avg"]')
     text = text.partition("[rows.fedprox]")[0] + "angles = [0, 20, 60]\n"
     text += SMALL[SMALL.index("[rows.fedprox]") : SMALL.index('[rows."Ours')]
-    begun, train_cell = [], trained.train
-
-    def counted(job: trained.Job, *more: Any) -> Any:
-        begun.append(job.cell.algorithm)
-        return train_cell(job, *more)
-
-    monkeypatch.setattr(trained, "train", counted)
-    with no_figures():
+    with jobs() as begun, no_figures():
         printed = compared(written(tmp_path, text), done / "runs")
-    assert begun == ["fedavg"]
+    assert [job.cell.algorithm for job in begun] == ["fedavg"]
     table = first_table(done / "runs")
     assert [*table.index][:4] == ["fed avg", "fedprox", "fedavg", "Ours, iid"]
     assert "--angles" in printed

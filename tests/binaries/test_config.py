@@ -13,7 +13,8 @@ from fedjax_inv.data import dataset, simpson, stains
 from fedjax_inv.models import resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.platforms import PRECISIONS
-from fedjax_inv_experiments import command_line, config, factories, metrics, selection, sheet, train
+from fedjax_inv_experiments import command_line, config, factories, metrics, selection, sheet
+from fedjax_inv_experiments.folder import run_folder
 from runs import with_flags
 
 PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01
@@ -83,7 +84,7 @@ def test_the_choices_of_flags_are_those_of_the_library() -> None:
         ("shading", simpson.SHADINGS),
         ("missing", late_uploads.RULES),
         ("task", {"auto", *dataset.TASKS}),
-        ("precision", {"auto", *PRECISIONS}),
+        ("precision", {"auto", "bfloat16", *PRECISIONS}),
     ):
         assert {*command_line.FLAGS[name].parser.enum_values} == {*known}, name
     assert all(callable(factories.network(name)) for name in config.MODELS)
@@ -91,7 +92,7 @@ def test_the_choices_of_flags_are_those_of_the_library() -> None:
 
 def folder(*arguments: str) -> str:
     """Where `train` goes by default."""
-    return train.folder(command_line.of_arguments(arguments)).as_posix()
+    return run_folder.path_of(command_line.of_arguments(arguments)).as_posix()
 
 
 def test_a_default_folder_tells_what_differs() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import slow
 from fedjax_inv.platforms import cores as machine_of_cores
-from fedjax_inv_experiments import assemble, config, evaluation
+from fedjax_inv_experiments import config, evaluation, experiment
 from runs import Ran, go_on, halved, metrics, ran
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +28,7 @@ FLAGS: dict[str, Any] = dict(
     clients=7,
     cohort=6,
     seeds=(0, 1),
-    client_chunk="2",
-    run_chunk="0",
+    chunk=("2", "0"),
     watch_examples=300,
     stop_below=(0.99, 0.01),
     warm_start="3",
@@ -113,7 +112,7 @@ def test_the_flag_says_what_devices_hold() -> None:
 
     def own(hold: str = "auto", cohort: int = 0) -> bool:
         flags = FLAGS | {"cohort": cohort, "devices": "2", "seeds": (0,), "hold": hold}
-        assembled = assemble.assemble(config.of(**flags))
+        assembled = experiment.make(config.of(**flags))
         # No device holds all of them beside.
         assert isinstance(assembled.data.y, np.ndarray)
         found = assembled.plan(assembled.cells[0]).layout
@@ -136,8 +135,8 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "experiments.train", *arguments),
-                *(f"--run_dir={tmp_path / 'run'}", f"--coordinator_address={address}"),
-                *("--num_processes=2", f"--process_id={i}", "--hold=own"),
+                *(f"--run_dir={tmp_path / 'run'}", f"--processes={address},{i},2"),
+                "--hold=own",
             ],
             cwd=ROOT,
             env=environment,

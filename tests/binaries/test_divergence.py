@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from fedjax_inv_experiments import config, forms, row_runs, selection, tables
+from fedjax_inv_experiments import config, divergence, forms, row_runs, selection, tables
+from fedjax_inv_experiments.folder.progress import ProgressLines
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Domain,
+    Line,
+    Result,
+    RunRecord,
+    RunResult,
+    StopRecord,
+)
 from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.running import divergence
-from fedjax_inv_experiments.running.progress import Progress
-from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.studies import fedipg, study
 from runs import line
 
@@ -49,13 +56,15 @@ def lines(rates: Rates) -> list[Line]:
     ]
 
 
-def result(rates: Rates, stops: list[Stop] | None = None) -> Result:
+def result(rates: Rates, stops: list[StopRecord] | None = None) -> Result:
     """A cell with these runs, each with all its evaluations selected."""
     runs = [
         RunResult(one.seed, one.hyper, one.diverged, {"validation": one, "last": one}, one, stops)
         for one in lines(rates)
     ]
-    return Result(Cell("fedavg", {}, "80", [Run(run.seed, run.hyper) for run in runs]), runs)
+    return Result(
+        CellRecord("fedavg", {}, "80", [RunRecord(run.seed, run.hyper) for run in runs]), runs
+    )
 
 
 def test_the_text_names_the_settings() -> None:
@@ -81,7 +90,7 @@ def test_progress_is_of_the_runs_that_have_not_diverged(
     fitted: Any = SimpleNamespace(
         round=0, is_over=False, plan=SimpleNamespace(rounds=20, is_compiled=True)
     )
-    progress = Progress("fedavg", seen)
+    progress = ProgressLines("fedavg", seen)
     progress.begin(fitted)
     first = lines({0.01: (set(), 0.6), 0.1: (set(), 0.9), 1.0: (set(), 0.9)})
     for fitted.round, seen.new in (
@@ -122,8 +131,11 @@ def test_a_diverged_run_never_wins() -> None:
 
 
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
-    stops = [Stop(0.6, None)]
-    cells = [tables.Cell("good", result(RATES, stops)), tables.Cell("bad", result(ALL, stops))]
+    stops = [StopRecord(0.6, None)]
+    cells = [
+        tables.Cell("good", result(RATES, stops)),
+        tables.Cell("bad", result(ALL, stops)),
+    ]
     printed = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     text = (tmp_path / "table.md").read_text()
     by_heading = {

@@ -17,27 +17,27 @@ import msgspec
 import numpy as np
 import pytest
 
+import runs
 import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
+from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import (
-    assemble,
-    build,
     config,
+    experiment,
     forms,
     grid,
+    objective,
     run_figures,
     selection,
     tables,
-    train,
 )
-from fedjax_inv_experiments.config import NAMES, Config
+from fedjax_inv_experiments.config import NAMES, Config, Evaluation
+from fedjax_inv_experiments.folder import log, records
+from fedjax_inv_experiments.folder import run_folder as folders
+from fedjax_inv_experiments.folder.recorder import Job, Recorder
+from fedjax_inv_experiments.folder.records import Domain, Result, RunResult
 from fedjax_inv_experiments.grid import Cell
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log, records
-from fedjax_inv_experiments.running.records import Domain, Result, RunResult
-from fedjax_inv_experiments.running.signals import Stop
 from fedjax_inv_experiments.start import Diverged
 from runs import (
     Ran,
@@ -61,8 +61,7 @@ TINY = config.of(
     widths=(8,),
     batch_size=16,
     seeds=(0, 1),
-    client_chunk="0",
-    run_chunk="0",
+    chunk=("0", "0"),
 )
 
 # A game on coloured digits that oscillates, so that seeds stop in different rounds. Every example
@@ -88,14 +87,14 @@ def flags(folder: Path, **changes: Any) -> Config:
     return with_flags(TINY, run_dir=str(folder), **changes)
 
 
-def with_rate(job: cells.Job, rate: float) -> cells.Job:
+def with_rate(job: Job, rate: float) -> Job:
     """The job with another learning rate, which is an input of its program."""
     inputs = job.plan.inputs
     rates = jnp.full_like(inputs.hyper["learning_rate"], rate)
     return with_inputs(job, hyper=inputs.hyper | {"learning_rate": rates})
 
 
-def with_inputs(job: cells.Job, **others: Any) -> cells.Job:
+def with_inputs(job: Job, **others: Any) -> Job:
     """The job with other inputs of its program."""
     return job._replace(
         plan=dataclasses.replace(job.plan, inputs=job.plan.inputs._replace(**others))
@@ -111,16 +110,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         algorithm=("fedipg",),
         set=("penalty=0.01",),
         learning_rate=(0.3,),
-        client_chunk="1",
-        run_chunk="1",
+        chunk=("1", "1"),
     )
     with jobs() as seen:
-        train.train(chosen)
+        runs.train(chosen)
     return Ran(folder, *seen)
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[cells.Job], int]:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job], int]:
     """A grid of FedIPG whose runs all train at once, the trained one and diverging ones among them;
     its last segments are shorter. The folder, the jobs, and how often a round was traced."""
     folder, traced, step = tmp_path_factory.mktemp("grid"), [], rounds.step
@@ -131,7 +129,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[cells.Jo
 
     with pytest.MonkeyPatch.context() as patch, jobs() as seen, no_figures():
         patch.setattr(rounds, "step", traced_step)
-        train.train(
+        runs.train(
             flags(
                 folder,
                 algorithm=("fedipg",),
@@ -169,7 +167,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The same game, which ends at its stops; two of its three runs at once."""
-    chosen = GAME | dict(eval_every=4, run_chunk="2", stop_below=(0.7, 0.61), after_stop="end")
+    chosen = GAME | dict(eval_every=4, chunk=("0", "2"), stop_below=(0.7, 0.61), after_stop="end")
     return ran(flags(tmp_path_factory.mktemp("runs") / "ended", **chosen))
 
 
@@ -238,7 +236,7 @@ def test_round_0_is_of_the_network_that_training_starts_from(
     own: Ran = request.getfixturevalue(name)
     is_game = name == "game"
     config, (data, inputs) = own.job.config, (own.job.plan.data, own.job.plan.inputs)
-    made = assemble.assemble(config)
+    made = experiment.make(config)
     for line in metrics(own.folder)[: len(own.job.cell.runs)]:
         assert line["round"] == line["bytes"] == line.get("dropped", 0) == 0
         assert line["train_loss"] is None
@@ -298,7 +296,7 @@ def test_a_finished_run_goes_on_with_more_rounds_bit_for_bit(sampled: Ran, tmp_p
 
 
 def test_a_trace_of_each_length_serves_all_segments_and_held_out_domains(
-    swept: tuple[Path, list[cells.Job], int],
+    swept: tuple[Path, list[Job], int],
 ) -> None:
     folder, seen, traced = swept
     assert traced == 2  # of 4 rounds, and of 2
@@ -308,7 +306,7 @@ def test_a_trace_of_each_length_serves_all_segments_and_held_out_domains(
         assert [line["round"] for line in lines[::12]] == [0, 4, 6]
 
 
-def test_every_seed_deals_anew(swept: tuple[Path, list[cells.Job], int]) -> None:
+def test_every_seed_deals_anew(swept: tuple[Path, list[Job], int]) -> None:
     for job in swept[1]:
         held = job.plan.inputs.train
         for run, each in enumerate(job.cell.runs):
@@ -317,7 +315,7 @@ def test_every_seed_deals_anew(swept: tuple[Path, list[cells.Job], int]) -> None
 
 
 def test_runs_of_a_grid_are_what_they_are_alone(
-    swept: tuple[Path, list[cells.Job], int], trained: Ran
+    swept: tuple[Path, list[Job], int], trained: Ran
 ) -> None:
     folder = swept[0] / "fedipg-80"
     lines = [line for line in metrics(folder) if line["round"] == 6]
@@ -337,9 +335,7 @@ def test_runs_of_a_grid_are_what_they_are_alone(
         chex.assert_trees_all_close(*servers, rtol=1e-3, atol=1e-5)
 
 
-def test_a_marked_run_is_never_selected(
-    swept: tuple[Path, list[cells.Job], int], tmp_path: Path
-) -> None:
+def test_a_marked_run_is_never_selected(swept: tuple[Path, list[Job], int], tmp_path: Path) -> None:
     folder, *_ = swept
     result = records.read(folder / "fedipg-80" / "result.json", Result)
     diverged = [run.diverged for run in result.runs]
@@ -360,7 +356,7 @@ def test_a_marked_run_is_never_selected(
 
 
 def test_a_sweep_keeps_finished_cells(
-    swept: tuple[Path, list[cells.Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    swept: tuple[Path, list[Job], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, seen, _ = swept
     folder = tmp_path / "run"
@@ -369,22 +365,23 @@ def test_a_sweep_keeps_finished_cells(
     # A sweep of fewer cells in the same folder leaves the others out, and says so.
     with no_figures():
         narrower = with_flags(seen[0].config, run_dir=str(folder), held_out="40,0")
-        told = train.train(narrower)
+        told = runs.train(narrower)
     assert told.endswith(f"Of the runs in {folder}, these tables leave out fedipg-80.")
     assert "80" not in (folder / "table.md").read_text()
     shutil.rmtree(folder / "fedipg-40")
     again = []
 
-    def train_cell(job: cells.Job, place: Path, stop: Stop) -> tuple[Any, Result]:
+    def finish(self: Recorder, fitted: None) -> Result:
         """Finishes a cell without computing."""
-        del stop
-        again.append(grid.folder_name(job.cell.name))
-        shutil.copytree(before / grid.folder_name(job.cell.name), place, dirs_exist_ok=True)
-        return None, records.read(place / "result.json", Result)
+        name = grid.folder_name(self.job.cell.name)
+        again.append(name)
+        shutil.copytree(before / name, folder / name, dirs_exist_ok=True)
+        return records.read(folder / name / "result.json", Result)
 
-    monkeypatch.setattr(cells, "train", train_cell)
+    monkeypatch.setattr(Plan, "train", lambda plan, callbacks: None)
+    monkeypatch.setattr(Recorder, "finish", finish)
     with no_figures():
-        told = train.train(with_flags(seen[0].config, run_dir=str(folder)))
+        told = runs.train(with_flags(seen[0].config, run_dir=str(folder)))
     assert "leave out" not in told
     assert again == ["fedipg-40"]
     summary = json.loads((folder / "result.json").read_text())
@@ -425,8 +422,8 @@ def test_dropping_a_diverging_client_leaves_the_network_finite(
     chex.assert_tree_all_finite(states(folder, 6)["state"]["server"])
 
 
-def cell_of(held_out: str) -> records.Cell:
-    return records.Cell("fedavg", {}, held_out, [records.Run(0, {})])
+def cell_of(held_out: str) -> records.CellRecord:
+    return records.CellRecord("fedavg", {}, held_out, [records.RunRecord(0, {})])
 
 
 def test_selection_goes_by_validation_and_never_by_test() -> None:
@@ -487,7 +484,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
 def test_memory_of_a_round_does_not_grow_with_the_cohort(tmp_path: Path) -> None:
     def temporary_bytes(clients: int) -> int:
         chosen = flags(tmp_path, angles=(0.0, 40.0), clients=clients, seeds=(0,))
-        assembled = assemble.assemble(with_flags(chosen, held_out="40"))
+        assembled = experiment.make(with_flags(chosen, held_out="40"))
         (cell,) = assembled.cells
         plan = assembled.plan(cell)
         made = program.Program(plan.experiment, client_chunk=10, run_chunk=1)
@@ -547,8 +544,8 @@ def test_a_stop_tells_what_there_was_in_its_round(
 def test_warm_starts() -> None:
     sizes = np.array([5, 129, 64])
     for flag, expected in (("clients", 3), ("batches", 3), ("7", 7), ("0", 0)):
-        assert build.warm_start(config.of(warm_start=flag, batch_size=64), sizes) == expected
-    assert build.warm_start(config.of(warm_start="batches", batch_size=0), sizes) == 1
+        assert objective.warm_start(Evaluation(warm_start=flag), 64, sizes) == expected
+    assert objective.warm_start(Evaluation(warm_start="batches"), 0, sizes) == 1
 
 
 @pytest.mark.slow
@@ -641,7 +638,7 @@ def test_domains_that_would_share_a_folder_do_not(tmp_path: Path) -> None:
 def test_a_test_that_is_drawn_is_not_an_environment(data_seed: str) -> None:
     """Its seed is another one than that of the environments, whatever the flags say."""
     changes: dict[str, Any] = {"environment": "colored", "held_out": "none", "seeds": (0,)}
-    made = assemble.assemble(with_flags(TINY, data_seed=data_seed, **changes))
+    made = experiment.make(with_flags(TINY, data_seed=data_seed, **changes))
     (of_seeds,) = made.splits.values()
     (rows,) = parts_of(of_seeds[0].test)
     shares = np.bincount(made.dataset.domain[rows]) / len(rows)
@@ -652,7 +649,7 @@ def test_a_test_that_is_drawn_is_not_an_environment(data_seed: str) -> None:
 def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     def dealt(**changes: Any) -> dict[int, list[np.ndarray]]:
         chosen = with_flags(TINY, environment="colored", **changes)
-        made = assemble.assemble(chosen)
+        made = experiment.make(chosen)
         (of_seeds,) = made.splits.values()
         rows = {seed: np.sort(parts_of(split.test)[0]) for seed, split in of_seeds.items()}
         x, y = made.data.x, np.asarray(made.data.y)
@@ -664,5 +661,5 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[0], fixed[0]))
     # A run is what it is alone.
     assert all(map(np.array_equal, each[1], alone[1]))
-    source = assemble.assemble(with_flags(TINY, environment="none")).source
+    source = experiment.make(with_flags(TINY, environment="none")).source
     assert len(source) == 1797  # not copied where nothing is drawn

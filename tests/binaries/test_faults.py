@@ -22,15 +22,30 @@ import pytest
 import fedjax_inv
 import slow
 from fedjax_inv import plan as plans
+from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import config, evaluation, grid, machine, report, start
+from fedjax_inv.plan import Plan
+from fedjax_inv_experiments import config, evaluation, grid, machine, start
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import checkpoints, files, launch, selected
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running.signals import Stop
-from fedjax_inv_experiments.train import train
-from runs import Ran, changed, go_on, halved, metrics, no_figures, ran, start_of, states, with_flags
+from fedjax_inv_experiments.folder import checkpoints, files, selected
+from fedjax_inv_experiments.folder import run_folder as folders
+from fedjax_inv_experiments.folder.interrupt import Interrupt
+from fedjax_inv_experiments.folder.recorder import Recorder
+from fedjax_inv_experiments.run import Programs, prepare
+from runs import (
+    Ran,
+    changed,
+    go_on,
+    halved,
+    metrics,
+    no_figures,
+    ran,
+    start_of,
+    states,
+    train,
+    train_job,
+    with_flags,
+)
 
 ROOT = Path(__file__).parents[2]
 TINY = config.of(
@@ -40,8 +55,7 @@ TINY = config.of(
     widths=(4,),
     local_steps=1,
     seeds=(0, 1),
-    client_chunk="1",
-    run_chunk="1",
+    chunk=("1", "1"),
     resume=True,
 )
 
@@ -243,7 +257,7 @@ def net(outputs):
 
 def sweep(chosen: Config) -> str:
     """A grid with a folder for each cell, also if there is one only."""
-    return launch.run(chosen, Path(chosen.output.run_dir), in_folders=True, report=report.write)
+    return train(chosen, in_folders=True)
 
 
 def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
@@ -278,7 +292,7 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
         # Code of other cells is no code of this one.
         (tmp_path / "own_method.py").write_text("from fedjax_inv.algorithms.fedavg import fedavg")
         beside = with_flags(chosen, algorithm=("fedavg", "own_method:fedavg"))
-        launch.prepared(beside, folder, in_folders=True)
+        prepare(beside, folder, in_folders=True)
     assert (folder / "fedavg-s" / "metrics.jsonl").read_bytes() == result
 
 
@@ -289,15 +303,13 @@ def test_no_second_process_trains_a_cell_of_a_sweep(
     cell = folder / "fedavg-80"
     begun: list[Path] = []
 
-    def run(self: launch.Launch, cell: grid.Cell, ahead: Any, stop: Stop) -> NoReturn:
-        place = folder / grid.folder_name(cell.name)
-        begun.append(place)
-        with folders.locked(place):
+    def enter(plan: Plan, callbacks: Any) -> NoReturn:
+        begun.append(cell)
+        with folders.locked(cell):
             raise AssertionError("entered")
 
-    monkeypatch.setattr(launch.Launch, "_run", run)
-    monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
-    chosen = with_flags(TINY, run_dir=str(folder))
+    monkeypatch.setattr(Plan, "train", enter)
+    chosen = with_flags(TINY, run_dir=str(folder), resume=True)
     with pytest.raises(UsageError, match=f"^--run_dir={cell}: another process"):
         sweep(chosen)
     assert begun == [cell]
@@ -361,7 +373,7 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
         while not done() and time.monotonic() < deadline:
             time.sleep(0.001)
 
-    with Stop() as stop:
+    with Interrupt() as stop:
         assert stop.signal == 0
         signal.raise_signal(number)
         wait(lambda: stop.signal == number)
@@ -376,7 +388,7 @@ def test_the_first_signal_asks_and_a_second_one_ends_it(
 def test_a_closed_terminal_asks_for_nothing_under_nohup() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Stop() as stop:
+        with Interrupt() as stop:
             signal.raise_signal(signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         assert stop.signal == 0
@@ -388,7 +400,7 @@ def test_a_signal_while_processes_agree_stops_the_next_segment(
     made: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, folder = made.whole.job, tmp_path / "run"
-    with Stop() as stop:
+    with Interrupt() as stop:
         agreed: list[int] = []
 
         def agree(value: int) -> int:
@@ -398,7 +410,7 @@ def test_a_signal_while_processes_agree_stops_the_next_segment(
 
         monkeypatch.setattr(machine, "agree", agree)
         folders.begin(folder, job.config, job.cell, start_of(job))
-        fitted, result = cells.train(job, folder, stop)
+        fitted, result = train_job(job, folder, stop)
     assert (fitted.round, result) == (2, None)
     assert agreed == [0, signal.SIGTERM]
 
@@ -409,17 +421,19 @@ def test_a_signal_in_the_last_segment_of_a_cell_ends_it_before_the_next(
 ) -> None:
     begun: list[str] = []
 
-    def finish(self: launch.Launch, cell: grid.Cell, ahead: Any, stop: Stop) -> Any:
-        begun.append(cell.algorithm)
-        stop.signal = signal.SIGTERM
+    def finish(self: Recorder, fitted: None) -> str:
+        begun.append(self.job.cell.algorithm)
+        (interrupt,) = (each for each in self.callbacks if isinstance(each, Interrupt))
+        interrupt.signal = signal.SIGTERM
+        return "a result"
 
-    monkeypatch.setattr(launch.Launch, "_run", finish)
-    monkeypatch.setattr(launch.Launch, "_begin", lambda self, cells, ahead: None)
+    monkeypatch.setattr(Plan, "train", lambda plan, callbacks: None)
+    monkeypatch.setattr(Recorder, "finish", finish)
     algorithms = ("fedavg",) if is_row else ("fedavg", "fedprox")
     chosen = with_flags(TINY, algorithm=algorithms)
-    shared = launch.Programs() if is_row else None
-    ready = launch.prepared(chosen, tmp_path / "run", in_folders=True, shared=shared)
-    with pytest.raises(SystemExit) as ended, launch.Ahead() as ahead:
+    shared = Programs() if is_row else None
+    ready = prepare(chosen, tmp_path / "run", in_folders=True, shared=shared)
+    with pytest.raises(SystemExit) as ended, Ahead() as ahead:
         ready.run(lambda *finished: "", ahead)
     assert ended.value.code == 128 + signal.SIGTERM
     assert begun == ["fedavg"]
@@ -430,7 +444,7 @@ def test_a_stopped_command_goes_on_bit_for_bit(made: Runs, tmp_path: Path, numbe
     """Ctrl-C lets it write a checkpoint; a kill does not, wherever it comes."""
     folder, job = tmp_path / "run", made.whole.job
     words = ["--angles=0,80", "--rounds=1000", "--eval_every=1", "--widths=4", "--local_steps=1"]
-    words += ["--seeds=0,1", "--client_chunk=1", "--run_chunk=1", "--devices=1"]
+    words += ["--seeds=0,1", "--chunk=1,1", "--devices=1"]
     command = [sys.executable, "-m", "experiments.train", *words, f"--run_dir={folder}"]
     process = subprocess.Popen(command, cwd=ROOT)
     while process.poll() is None and not checkpoints.rounds(folder / "checkpoints"):

@@ -15,14 +15,7 @@ from federations import assert_close, assert_equal
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv_experiments import (
-    assemble,
-    config,
-    evaluation,
-    export,
-    extraction,
-    finished,
-)
+from fedjax_inv_experiments import config, evaluation, experiment, export, extraction, finished
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.extraction import Options
 from test_weights import WIDTHS, torchvision
@@ -33,7 +26,7 @@ PREPROCESSING: dict[str, Any] = {
     "model": "resnet18",
     "widths": WIDTHS,
     "image_size": SIDE,
-    "dtype": "float32",
+    "precision": "auto",
 }
 
 
@@ -171,7 +164,7 @@ def test_a_frozen_body_s_outputs_are_computed_once(
     """The exported network is whole, and its outputs are those of the evaluation."""
     frozen = runs.ran(chosen(folder, run_dir=str(tmp_path / "once"), **TRAINING))
     assert "computed once" in capfd.readouterr().err
-    assembled = assemble.assemble(frozen.job.config)
+    assembled = experiment.make(frozen.job.config)
     assert assembled.frozen is not None
     assert assembled.data.x.shape[1:] == (WIDTHS[-1],)
     opened = finished.open("run", frozen.folder)
@@ -195,7 +188,7 @@ def test_a_frozen_body_s_outputs_are_computed_once(
 def test_where_it_is_not_exact_the_body_runs_in_each_step(
     folder: Path, capfd: pytest.CaptureFixture[str], values: dict[str, Any]
 ) -> None:
-    assembled = assemble.assemble(chosen(folder, **TRAINING | values))
+    assembled = experiment.make(chosen(folder, **TRAINING | values))
     assert assembled.frozen is None
     assert "not computed once, as" in capfd.readouterr().err
     assert assembled.data.x.shape[1:] == (SIDE, SIDE, 3)
@@ -213,7 +206,7 @@ def test_a_head_starts_from_a_file_and_round_0_is_zero_shot(tmp_path: Path) -> N
     assert runs.metrics(ran.folder)[0]["test_score"] == 1.0
     assert "zero-shot" in (ran.folder / "table.md").read_text()
     with pytest.raises(UsageError, match="--head_from"):
-        assemble.assemble(config.of(**values | {"model": "linear"}))
+        experiment.make(config.of(**values | {"model": "linear"}))
     np.savez(tmp_path / "classes.npz", names=names[:2], vectors=vectors[:2])
     with pytest.raises(UsageError, match=r"--head_from=.*rat"):
-        assemble.assemble(config.of(**values))
+        experiment.make(config.of(**values))

@@ -15,9 +15,9 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv_experiments import data_figures, evaluation, figures, names, run_figures
 from fedjax_inv_experiments.data_figures import Holders
 from fedjax_inv_experiments.differences import Column
+from fedjax_inv_experiments.folder import records
+from fedjax_inv_experiments.folder.records import Domain, Line, Result, RunRecord, RunResult
 from fedjax_inv_experiments.metrics import ACCURACY, Measure
-from fedjax_inv_experiments.running import records
-from fedjax_inv_experiments.running.records import Domain, Line, Result, Run, RunResult
 from fedjax_inv_experiments.studies import drawings
 from fedjax_inv_experiments.tables import Cell
 from runs import line
@@ -72,7 +72,7 @@ def cells(
             RunResult(seed, {}, False, {"validation": logs[place][2 + seed]}, logs[place][4 + seed])
             for seed in (0, 1)
         ]
-        cell = records.Cell("fedavg", {}, held_out, [Run(seed, {}) for seed in (0, 1)])
+        cell = records.CellRecord("fedavg", {}, held_out, [RunRecord(seed, {}) for seed in (0, 1)])
         found.append(Cell(label, Result(cell, runs), folder=place))
     monkeypatch.setattr(run_figures.log, "read", lambda folder, done: logs[folder])
     return found

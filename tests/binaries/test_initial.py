@@ -1,6 +1,5 @@
 """--init_from: where a run starts, what it may start from, and Simpson's paradox end to end."""
 
-import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -12,13 +11,15 @@ import jax
 import numpy as np
 import pytest
 
+import runs
 from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
-from fedjax_inv_experiments import assemble, build, config, report
-from fedjax_inv_experiments.assemble import Assembled
+from fedjax_inv_experiments import config, experiment, objective
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.running import checkpoints, launch
+from fedjax_inv_experiments.experiment import Setup
+from fedjax_inv_experiments.folder import checkpoints
+from fedjax_inv_experiments.run import start_of
 from runs import Ran, halved, jobs, metrics, no_figures, ran, states, with_flags
 
 pytestmark = pytest.mark.slow  # most need trained runs
@@ -30,8 +31,7 @@ SIMPSON = config.of(
     eval_every=1,
     widths=(6,),
     seeds=(0, 1),
-    client_chunk="0",
-    run_chunk="0",
+    chunk=("0", "0"),
 )
 # What it is to reach is near, but not at once.
 BEFORE: dict[str, Any] = dict(
@@ -46,11 +46,11 @@ BEFORE: dict[str, Any] = dict(
 )
 
 
-run = functools.partial(launch.run, report=report.write)
+launch = runs.train
 
 
-def assembled(chosen: Config) -> Assembled:
-    return assemble.assemble(chosen, start=launch.start_of(chosen))
+def assembled(chosen: Config) -> Setup:
+    return experiment.make(chosen, start=start_of(chosen))
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +98,19 @@ def test_what_is_good_enough_at_once_ends_at_once() -> None:
     """Only games have to be played for some rounds before a threshold counts."""
     sizes = np.array([5, 7, 2])
     chosen = with_flags(SIMPSON, **BEFORE)
-    assert build.warm_start(chosen, sizes) == 0
+    assert objective.warm_start(chosen.evaluation, 32, sizes) == 0
     game = with_flags(chosen, stop_above=(), stop_below=(0.9,))
-    assert build.warm_start(game, sizes) == 3
+    assert objective.warm_start(game.evaluation, 32, sizes) == 3
 
 
 def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
     """And where that is not there, from the first."""
     for seeds, rows in (((1, 0), (1, 0)), ((1, 5), (1, 0))):
-        experiment = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
-        (cell,) = experiment.cells
-        ready = experiment.plan(cell)
+        setup = assembled(following(before, seeds=seeds, learning_rate=(0.1, 0.2)))
+        (cell,) = setup.cells
+        ready = setup.plan(cell)
 
-        got = program.Program(ready.experiment, run_chunk=2).init(experiment.data, ready.inputs)
+        got = program.Program(ready.experiment, run_chunk=2).init(setup.data, ready.inputs)
         for index, run in enumerate(cell.runs):
             row = rows[seeds.index(run.seed)]
             server = jax.tree.map(lambda leaf, at=index: leaf[at], got.state.server.variables)
@@ -120,7 +120,7 @@ def test_every_run_starts_from_the_network_of_its_seed(before: Ran) -> None:
 def test_a_network_that_is_not_there_is_told(before: Ran, tmp_path: Path) -> None:
     chosen = following(before, init_from=str(tmp_path / "later"))
     with pytest.raises(UsageError, match=r"later: must be the folder of a run, or a checkpoint"):
-        run(chosen, tmp_path / "run", in_folders=False)
+        launch(chosen, tmp_path / "run", in_folders=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -130,12 +130,12 @@ def test_a_checkpoint_of_a_run_may_be_named(before: Ran, tmp_path: Path) -> None
     shutil.copytree(before.folder, folder)
     (only,) = (folder / "checkpoints").iterdir()
     (folder / "checkpoints" / "999").mkdir()
-    experiment = assembled(following(before, init_from=str(only)))
-    assert experiment.variables is not None
+    setup = assembled(following(before, init_from=str(only)))
+    assert setup.variables is not None
     network = states(before.folder, int(only.name))["state"]["server"]["variables"]["params"]
     for seed in (0, 1):
         expected = jax.tree.map(lambda leaf, at=seed: np.asarray(leaf)[at], network)
-        chex.assert_trees_all_equal(as_dicts(experiment.variables[seed]), expected)
+        chex.assert_trees_all_equal(as_dicts(setup.variables[seed]), expected)
 
 
 def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
@@ -147,12 +147,12 @@ def test_what_has_started_from_a_run_is_not_mixed_with_what_starts_from_another(
     earlier = halved(before.job, tmp_path / "earlier")
     chosen = following(before, init_from=str(source))
     with jobs() as seen, no_figures():
-        text = run(chosen, folder, in_folders=True)
-        assert run(chosen, folder, in_folders=True) == text
+        text = launch(chosen, folder, in_folders=True)
+        assert launch(chosen, folder, in_folders=True) == text
         shutil.rmtree(source / "checkpoints")
         shutil.copytree(earlier / "checkpoints", source / "checkpoints")
         with pytest.raises(UsageError, match="from other networks than --init_from"):
-            run(with_flags(chosen, resume=True), folder, in_folders=True)
+            launch(with_flags(chosen, resume=True), folder, in_folders=True)
     assert len(seen) == 1
 
 

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import assemble, config, finished, selection, tables
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running import log
+from fedjax_inv_experiments import config, experiment, finished, selection, tables
+from fedjax_inv_experiments.folder import log
+from fedjax_inv_experiments.folder import run_folder as folders
 from runs import Ran, ran
 
 DOMAINS = ("0", "30")  # beside the one that is held out
@@ -60,7 +60,7 @@ def test_the_rule_sees_the_mean_score_on_the_domains_left_out(done: Ran) -> None
 
 
 def test_nothing_of_the_domain_enters_the_training(done: Ran) -> None:
-    made, inputs = assemble.assemble(done.job.config), done.job.plan.inputs
+    made, inputs = experiment.make(done.job.config), done.job.plan.inputs
     scaling = inputs.scaling
     assert scaling is not None
     x = np.asarray(made.data.x, np.float64).reshape(len(made.data.y), -1, 1)
@@ -80,7 +80,7 @@ def test_nothing_of_the_domain_enters_the_training(done: Ran) -> None:
 def test_scores_by_class_are_of_the_same_test_for_all_runs() -> None:
     flags = {"angles": (0, 30, 60), "held_out": "60", "imbalance": 1000.0, "max_examples": 400}
     chosen = config.of(**flags, leave_one_out=True, watch_classes=True, widths=(8,))
-    made = assemble.assemble(chosen)
+    made = experiment.make(chosen)
     split = made.splits["60"][0]
     tests = (split.test, *(federation.without(split, out).test for out in DOMAINS))
     expected, *others = (

@@ -16,11 +16,19 @@ from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
-from fedjax_inv_experiments import assemble, command_line, config, differences, grid, sheet
+from fedjax_inv_experiments import (
+    clients,
+    command_line,
+    config,
+    differences,
+    experiment,
+    grid,
+    run,
+    sheet,
+)
 from fedjax_inv_experiments import figures as drawing
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.running import cell as trained
-from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments.folder import recorder as trained
 from fedjax_inv_experiments.studies import (
     map_cells,
     map_columns,
@@ -117,7 +125,7 @@ def test_one_number_sets_the_severity(name: str) -> None:
         return
     for severity in shift.severities:
         flags = map_table.flags_of("digits", shift, severity)
-        assemble.assemble(command_line.of_arguments([*flags, "--seeds=0"]))
+        experiment.make(command_line.of_arguments([*flags, "--seeds=0"]))
 
 
 def test_kinds_of_shift_share_a_program() -> None:
@@ -127,32 +135,30 @@ def test_kinds_of_shift_share_a_program() -> None:
         row = map_table.row(
             "digits", "fedavg", map_methods.LISTED["fedavg"], name, map_columns.LISTED[name].at
         )
-        ready = assemble.assemble(command_line.of_arguments(row.flags))
+        ready = experiment.make(command_line.of_arguments(row.flags))
         (cell,) = ready.cells
         prepared = ready.plan(cell)
-        known.append(launch.depends_on(ready, cell, prepared))
+        known.append(run.depends_on(ready, cell, prepared))
     assert all(each == known[0] for each in known)
     # Another program: more groups of domains, or another flag of training.
     groups = dataclasses.replace(prepared.experiment, num_groups=16)
-    assert (
-        launch.depends_on(ready, cell, dataclasses.replace(prepared, experiment=groups)) != known[0]
-    )
+    assert run.depends_on(ready, cell, dataclasses.replace(prepared, experiment=groups)) != known[0]
     for changes in ({"momentum": 0.5}, {"widths": (8,)}, {"missing": "reuse"}):
-        other = ready._replace(config=with_flags(ready.config, **changes))
-        assert launch.depends_on(other, cell, prepared) != known[0], changes
+        other = dataclasses.replace(ready, config=with_flags(ready.config, **changes))
+        assert run.depends_on(other, cell, prepared) != known[0], changes
 
 
 def test_few_examples_are_padded() -> None:
     x, y = RNG.normal(size=(1797, 3)).astype(np.float32), np.arange(1797) % 10
-    padded = assemble.padded(federation.examples(x, y))
+    padded = clients.padded(federation.examples(x, y))
     assert padded.x.shape == (2048, 3)
     np.testing.assert_array_equal(padded.x[:1797], x)
     np.testing.assert_array_equal(padded.y[:1797], y)
     assert not np.asarray(padded.x[1797:]).any()
     even = federation.examples(x[:1792], y[:1792])
-    assert assemble.padded(even) is even
+    assert clients.padded(even) is even
     large = jax.eval_shape(lambda: Examples(jnp.zeros((9991, 100, 100)), jnp.zeros(9991, int)))
-    assert assemble.padded(large) is large
+    assert clients.padded(large) is large
 
 
 # files

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import assemble, config, data_report
+from fedjax_inv_experiments import config, data_report, experiment
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")
 
@@ -42,7 +42,7 @@ def test_words_of_flags_and_tables_are_no_names_of_domains(
     np.savez(tmp_path / "copy.npz", **held)
     for held_out in ("", "none", "all", NAMES[1]):
         with pytest.raises(UsageError, match=f"has the domain {name!r}"):
-            assemble.assemble(config.of(dataset=str(tmp_path / "copy.npz"), held_out=held_out))
+            experiment.make(config.of(dataset=str(tmp_path / "copy.npz"), held_out=held_out))
     held["domain"][:] = name
     np.savez(tmp_path / "copy.npz", **held)  # of one domain none is held out
-    assert assemble.assemble(config.of(dataset=str(tmp_path / "copy.npz"))).cells
+    assert experiment.make(config.of(dataset=str(tmp_path / "copy.npz"))).cells

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_inv_experiments import assemble, build, config
+from fedjax_inv_experiments import config, experiment, method
 from fedjax_inv_experiments.config import Config
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}
@@ -24,12 +24,12 @@ def updates(optimizer: optax.GradientTransformation, steps: int = 2) -> list[Any
     return result
 
 
-@pytest.mark.parametrize("name", build.OPTIMIZERS)
+@pytest.mark.parametrize("name", method.OPTIMIZERS)
 def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
     """And its state keeps its shapes, as loops need it to."""
 
     def step(rate: jax.Array) -> Any:
-        optimizer = build.optimizer(config.of(optimizer=name), "optimizer", rate)
+        optimizer = method.optimizer(config.of(optimizer=name).training, "optimizer", rate)
         state = optimizer.init(PARAMS)
         return state, optimizer.update(GRADS, state, PARAMS)
 
@@ -75,7 +75,7 @@ def test_an_optimizer_of_any_name_steps_with_a_traced_rate(name: str) -> None:
 def test_an_optimizer_is_what_its_flags_say(
     group: Config, field: str, expected: optax.GradientTransformation
 ) -> None:
-    optimizer = build.optimizer(group, field, 0.2)
+    optimizer = method.optimizer(group.training, field, 0.2)
     chex.assert_trees_all_equal(optimizer.init(PARAMS), expected.init(PARAMS))
     chex.assert_trees_all_equal(updates(optimizer), updates(expected))
 
@@ -90,7 +90,7 @@ def test_schedules_are_their_formulas(kind: str, warmup: int) -> None:
         return (1 + np.cos(np.pi * progress)) / 2 if kind == "cosine" else 1.0
 
     flags = dict(schedule=kind, warmup_rounds=warmup, rounds=9)
-    assembled = assemble.assemble(config.of(**flags))
+    assembled = experiment.make(config.of(**flags))
     schedules = assembled.plan(assembled.cells[0]).experiment.schedules
     if (kind, warmup) == ("constant", 0):
         assert schedules == {}

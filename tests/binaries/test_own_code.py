@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
+import runs
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import assemble, config, export, finished, train
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import launch
+from fedjax_inv.plan import Plan
+from fedjax_inv_experiments import config, experiment, export, finished
+from fedjax_inv_experiments.run import prepare
 from runs import with_flags
 
 RNG = np.random.default_rng(0)
@@ -102,7 +103,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def refuse(*arguments: Any) -> NoReturn:
         raise AssertionError("computed before the input was checked")
 
-    monkeypatch.setattr(cells, "train", refuse)
+    monkeypatch.setattr(Plan, "train", refuse)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_networks.py").write_text(NETWORKS)
     (tmp_path / "own_algorithms.py").write_text(ALGORITHMS)
@@ -131,7 +132,7 @@ def test_a_network_that_does_not_fit_is_refused(
     tmp_path: Path, task: str, name: str, line: str
 ) -> None:
     with pytest.raises(UsageError, match=f"^--model=own_networks:{name}: {line}"):
-        train.train(chosen(tmp_path, task, model=f"own_networks:{name}"))
+        runs.train(chosen(tmp_path, task, model=f"own_networks:{name}"))
     assert not (tmp_path / "run").exists()
 
 
@@ -148,34 +149,34 @@ def test_a_network_that_does_not_fit_is_refused(
 def test_a_network_that_fits_is_not_refused(
     tmp_path: Path, task: str, changes: dict[str, Any]
 ) -> None:
-    assert assemble.assemble(chosen(tmp_path, task, **changes)).cells
+    assert experiment.make(chosen(tmp_path, task, **changes)).cells
 
 
 def test_a_class_is_no_algorithm(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"^--algorithm=own_algorithms:Classy: must be a function$"
     ):
-        train.train(chosen(tmp_path, "classes", algorithm=("own_algorithms:Classy",)))
+        runs.train(chosen(tmp_path, "classes", algorithm=("own_algorithms:Classy",)))
 
 
 def test_a_setting_without_a_default_and_a_hint_must_be_set(tmp_path: Path) -> None:
     given = chosen(tmp_path, "classes", algorithm=("own_algorithms:wanting",))
     with pytest.raises(UsageError, match=r"wanting: takes other arguments \(missing .* 'decay'\)$"):
-        train.train(given)
+        runs.train(given)
     given = with_flags(given, set=("decay=0.5",))
-    launch.prepared(given, tmp_path / "run", in_folders=True)
+    prepare(given, tmp_path / "run", in_folders=True)
 
 
 def test_a_mistake_in_an_algorithm_comes_before_its_run(tmp_path: Path) -> None:
     given = chosen(tmp_path, "classes", algorithm=("own_algorithms:wrong",))
     with pytest.raises(AttributeError, match="nothing"):
-        train.train(given)
+        runs.train(given)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_an_exported_network_names_the_arguments_of_its_factory(tmp_path: Path) -> None:
     given = chosen(tmp_path, "classes", model="own_networks:sized", hold="own")
-    assert export._arguments(Saved(given, assemble.assemble(given))) == {"k": 2}
+    assert export._arguments(Saved(given, experiment.make(given))) == {"k": 2}
 
 
 def test_data_that_are_gone_are_told_with_the_run(tmp_path: Path) -> None:

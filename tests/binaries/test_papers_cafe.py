@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import build, command_line, figures, grid, row_runs
+from fedjax_inv_experiments import command_line, figures, grid, method, row_runs
 from fedjax_inv_experiments.row_runs import RowResult
 from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import cafe, study
@@ -90,7 +90,7 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     for seed in range(4):
         line = evaluation(10, 0.5, seed)
         plain = command_line.of_arguments(row.flags)
-        rare = build.is_sparse(plain, 4, seed)
+        rare = method.is_sparse(4, seed)
         assert rare.sum() == 2
         groups = cafe.by_group(plain, line)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):
@@ -102,8 +102,6 @@ def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
         assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
             (0.65, 0.35)
         )
-        everybody = command_line.of_arguments([*row.flags, "--sparse=1"])
-        assert set(cafe.by_group(everybody, line)) == {"sparse clients"}
 
 
 def line_of(result: RowResult, name: str = "frequency") -> Cells:
@@ -125,7 +123,7 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     wide = line_of(made_up(rows["MOON"], [[0.5]], "--alpha=0.5"))
     assert [wide.get(f"paper: Table {number}") for number in ("I", "II")] == ["90.40", None]
     # Of another federation, of a tail and of a variant there are no numbers.
-    others = ("--partition=iid --alpha=0.1", "--sparse=0.3", "--late=stale", "--dropout=0.1")
+    others = ("--partition=iid --alpha=0.1", "--frequency=0.3", "--late=stale", "--dropout=0.1")
     for more in (*others, "--sampling_rate=0.3", "--imbalance=10"):
         chosen = command_line.of_arguments([*rows["CAFE"].flags, *more.split()])
         cells = line_of(made_up(rows["CAFE"], [[0.5]])._replace(config=chosen))

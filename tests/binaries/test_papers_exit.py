@@ -17,7 +17,7 @@ from runs import options, states
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
-    *("--watch_examples=200", "--client_chunk=1", "--run_chunk=1", "--clients=8"),
+    *("--watch_examples=200", "--chunk=1,1", "--clients=8"),
 )
 
 

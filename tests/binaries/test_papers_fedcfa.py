@@ -210,7 +210,7 @@ def test_figures_show_the_grid_the_curves_and_the_seeds(
 def test_factors_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = (
         *("--rounds=2", "--eval_every=1", "--clients=4", "--cohort=2", "--widths=8,6"),
-        *("--set=top_k=3", "--learning_rate=0.1", "--client_chunk=1", "--run_chunk=1"),
+        *("--set=top_k=3", "--learning_rate=0.1", "--chunk=1,1"),
     )
     row = fedcfa.clients_factors("digits")[-1]
     drawn: list[Figure] = []

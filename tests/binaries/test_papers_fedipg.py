@@ -7,9 +7,9 @@ import pytest
 
 import runs
 from fedjax_inv_experiments import command_line, config
+from fedjax_inv_experiments.folder.records import CellRecord, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.row_runs import CellResult, RowResult
 from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, RunResult
 from fedjax_inv_experiments.studies import fedipg, study
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
@@ -69,7 +69,7 @@ def test_risks_agree_within_the_deviation_of_a_network_that_is_as_sure_as_right(
 
 def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
     never = LINES[:2]
-    cell = CellResult("0.9", [], [LINES, never], Result(Cell("fedipg", {}, "0.9", []), []))
+    cell = CellResult("0.9", [], [LINES, never], Result(CellRecord("fedipg", {}, "0.9", []), []))
     found = study.Study(fedipg.ends, fedipg._by_end).columns(
         RowResult(Row("x", ()), config.of(), [cell])
     )
@@ -79,7 +79,7 @@ def test_the_table_has_the_last_round_where_a_rule_picks_none() -> None:
 
 
 def test_a_rule_that_picks_nothing_for_any_seed_has_no_accuracy() -> None:
-    cell = CellResult("0.9", [], [LINES[:2]] * 2, Result(Cell("fedipg", {}, "0.9", []), []))
+    cell = CellResult("0.9", [], [LINES[:2]] * 2, Result(CellRecord("fedipg", {}, "0.9", []), []))
     found = fedipg._by_end(RowResult(Row("x", ()), config.of(), [cell]))
     assert found["agreement, %"] == found["agreement 2 times, %"] == "none"
     assert "none" not in found["last, %"]
@@ -114,7 +114,7 @@ def test_each_penalty_has_the_mean_over_domains_of_what_the_rule_picked() -> Non
             for penalty in fedipg._SWEPT
             for rules in [{} if penalty == 0 else {"validation": best}]
         ]
-        return CellResult(held_out, [], [], Result(Cell("fedipg", {}, held_out, []), results))
+        return CellResult(held_out, [], [], Result(CellRecord("fedipg", {}, held_out, []), results))
 
     row = RowResult(Row("x", ()), config.of(), [cell("0", 0.3, 0.8), cell("15", 0.5, 0.9)])
     found = fedipg._by_penalty(row)

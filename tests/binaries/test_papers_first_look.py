@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import assemble, figures, row_runs
+from fedjax_inv_experiments import experiment, figures, row_runs
 from fedjax_inv_experiments.config import NAMES, Config
 from fedjax_inv_experiments.row_runs import CellResult, RowResult
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
@@ -60,7 +60,7 @@ def test_a_strip_has_images_of_clients_and_of_the_test() -> None:
     assert list(shown) == ["client 1", "client 10", "test"]
     assert all(images.shape == (8, 8, 8, 3) for images in shown.values())
     # The images of the test are in its domain, and in the order of their labels.
-    data = assemble.assemble(CONFIGS[5], CONFIGS[5].training.seeds[:1]).dataset
+    data = experiment.make(CONFIGS[5], CONFIGS[5].training.seeds[:1]).dataset
     known = {(x[..., 0] / 255).astype(np.float32).tobytes(): row for row, x in enumerate(data.x)}
     rows = [known[image[..., 0].astype(np.float32).tobytes()] for image in shown["test"]]
     assert {data.domains[data.domain[row]] for row in rows} == {"75"}

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import command_line, forms, row_runs
 from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.running import cell as cells
 from fedjax_inv_experiments.studies import fl_games, study
 from runs import no_figures, with_flags
 from runs import options as options_of
 
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--seeds=0,1", "--widths=8", "--cut=0", "--batch_size=32"),
-    *("--watch_examples=200", "--client_chunk=1", "--run_chunk=1"),
+    *("--watch_examples=200", "--chunk=1,1"),
     *("--stop_below=0.99,0.001", "--warm_start=3"),
 )
 
@@ -95,7 +95,7 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
 
     # The same command again reads what is there.
     with pytest.MonkeyPatch.context() as patch, no_figures():
-        patch.setattr(cells, "train", None)
+        patch.setattr(Plan, "train", None)
         assert study.run_all(fl_games.PAPER, options) == printed
         rows = study.rows_of(fl_games.PAPER, "colored_digits", options)
         chosen = row_runs.configs(rows, folder, options.overrides)

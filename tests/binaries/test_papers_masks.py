@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import runs
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
-from fedjax_inv_experiments import config, finished, train
+from fedjax_inv_experiments import config, finished
 from fedjax_inv_experiments.data_figures import to_rgb
 from fedjax_inv_experiments.row_runs import CellResult, RowResult
 from fedjax_inv_experiments.rows import Row
@@ -25,8 +26,7 @@ TINY = config.of(
     cut=0,
     batch_size=64,
     seeds=(0, 1),
-    client_chunk="1",
-    run_chunk="1",
+    chunk=("1", "1"),
 )
 
 
@@ -35,7 +35,7 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of two learning rates, of which the run folder is that of its one cell."""
     folder = tmp_path_factory.mktemp("fedavg")
     with no_figures():
-        train.train(with_flags(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
+        runs.train(with_flags(TINY, run_dir=str(folder), learning_rate=(0.1, 0.3)))
     return folder / "fedavg-0.9"
 
 

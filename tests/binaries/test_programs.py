@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from fedjax_inv.plan import Plan
-from fedjax_inv_experiments import assemble, config
-from fedjax_inv_experiments.running import launch
+from fedjax_inv_experiments import config, experiment, run
 
 SMALL: dict[str, Any] = {"widths": (4,), "local_steps": 1, "rounds": 4, "eval_every": 2}
 SMALL |= {"seeds": (0,), "devices": "1"}
@@ -18,7 +17,6 @@ SIMPSON: dict[str, Any] = {"environment": "simpson"}
 MIXED: dict[str, Any] = {"partition": "mixed", "clients": 6}
 DIRICHLET: dict[str, Any] = {"partition": "dirichlet", "clients": 6, "held_out": "none"}
 SHARDS: dict[str, Any] = {"partition": "shards", "clients": 6, "held_out": "none"}
-SPARSE: dict[str, Any] = {"frequency": 0.5}
 # A value of each flag that may leave a program as it is, and the flags with which it acts.
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "dataset": ("moved_digits", {}),
@@ -33,7 +31,6 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "odd_angles": ((10.0,), {}),
     "num_classes": (5, COLORED),
     "flips": ((0.3, 0.2), COLORED),
-    "test_flip": (0.8, COLORED),
     "label_noise": (0.1, COLORED),
     "binarise": (False, COLORED),
     "stain": ("background", STAINED),
@@ -61,12 +58,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "lossy": (("0:0.5",), {}),
     "dropout": (0.3, {}),
     "frequency": (0.5, {}),
-    "sparse": (0.8, SPARSE),
     "late": ("stale", {"dropout": 0.3}),
     "missing": ("reuse", {"dropout": 0.3}),
 }
 OF_FILES = {"target_column", "domain_column", "client_column", "test_column", "group_column"}
-OF_FILES |= {"split_column", "image_column", "ignored_columns", "task", "data_dir", "image_size"}
+OF_FILES |= {"split_column", "image_column", "ignored_columns", "task", "image_size"}
 OF_FILES |= {"vocabulary", "text_length"}
 
 
@@ -94,9 +90,9 @@ def test_of_one_key_programs_are_the_same() -> None:
     texts: dict[Any, str] = {}
     shared = []
     for name, more in flags.items():
-        assembled = assemble.assemble(config.of(**SMALL, **more))
+        assembled = experiment.make(config.of(**SMALL, **more))
         plan = assembled.plan(assembled.cells[0])
-        key = launch.depends_on(assembled, assembled.cells[0], plan)
+        key = run.depends_on(assembled, assembled.cells[0], plan)
         if key not in first:
             first[key] = plan
             continue

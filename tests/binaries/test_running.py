@@ -18,18 +18,18 @@ from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
 from fedjax_inv_experiments import config, grid, tables
 from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.folder import checkpoints, files, log, provenance, records, summary
+from fedjax_inv_experiments.folder import recorder as cells
+from fedjax_inv_experiments.folder import run_folder as folders
+from fedjax_inv_experiments.folder.records import Domain, Line, Provenance, Result, RunResult
 from fedjax_inv_experiments.grid import Cell
 from fedjax_inv_experiments.metrics import ACCURACY, Measure
-from fedjax_inv_experiments.running import cell as cells
-from fedjax_inv_experiments.running import checkpoints, files, log, provenance, records, summary
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running.records import Domain, Line, Result, RunResult, Start
 from fedjax_inv_experiments.selection import RULES
 from runs import line, selecting, with_flags
 
 CHOSEN = config.of(rounds=6, eval_every=3, seeds=(0, 1), resume=True)
 (CELL,) = grid.cells(CHOSEN, ["75"])
-START = Start("2026-01-01", None, {}, None, "0" * 64)
+START = Provenance("2026-01-01", None, {}, None, "0" * 64)
 
 
 def finished(folder: Path, chosen: Config = CHOSEN, cell: Cell = CELL) -> Result | None:
@@ -43,7 +43,7 @@ def finished_run(folder: Path, chosen: Config = CHOSEN, done: int = 6) -> Path:
         (folder / "checkpoints" / str(done) / item).mkdir(parents=True)
     last = line(done)
     runs = [RunResult(run.seed, run.hyper, False, {"validation": last}, last) for run in CELL.runs]
-    files.write_json(folder / "result.json", Result(records.Cell.of(CELL), runs))
+    files.write_json(folder / "result.json", Result(records.CellRecord.of(CELL), runs))
     return folder
 
 
@@ -184,7 +184,7 @@ def test_the_starts_of_a_run_are_one_record(tmp_path: Path) -> None:
     second = START | {"date": "2026-01-02", "commit": "b", "versions": {"jax": "1", "numpy": "3"}}
     for start in (first, second):
         folders.begin(tmp_path, CHOSEN, CELL, start)
-    found = folders.begun(tmp_path).start
+    found = folders.record_of(tmp_path).start
     assert (found.date, found.commit) == ("2026-01-02", "several")
     assert found.versions == {"jax": "1", "numpy": "several"}
     assert folders.read(tmp_path)[1] == CELL

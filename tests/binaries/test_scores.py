@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, recall_score
 
+import runs
 import slow
-from fedjax_inv_experiments import config, evaluation, train
+from fedjax_inv_experiments import config, evaluation
 from runs import metrics, no_figures
 
 RNG = np.random.default_rng(0)
@@ -42,10 +43,10 @@ def test_the_log_has_what_sklearn_says_of_the_predictions(
 ) -> None:
     np.savez(tmp_path / "data.npz", x=X, y=Y, domain=DOMAIN)
     flags: dict[str, Any] = {"dataset": str(tmp_path / "data.npz"), "score": name, "widths": (16,)}
-    flags |= {"rounds": 4, "eval_every": 1, "client_chunk": "0", "learning_rate": (0.5,)}
+    flags |= {"rounds": 4, "eval_every": 1, "chunk": ("0",), "learning_rate": (0.5,)}
     flags |= {"watch_examples": NUM, "stop_above": (0.5,), "metrics": ("f1",)}
     with no_figures():
-        printed = train.train(config.of(run_dir=str(tmp_path / "run"), **flags, **more))
+        printed = runs.train(config.of(run_dir=str(tmp_path / "run"), **flags, **more))
         written, out = tmp_path / "predictions.csv", tmp_path / "it.png"
         run = str(tmp_path / "run")
         evaluation.run(evaluation.Options(run, out=str(out), predictions=str(written)))

@@ -11,8 +11,15 @@ from fedjax_inv import inputs
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv_experiments import grid, selection, tables
-from fedjax_inv_experiments.running import summary
-from fedjax_inv_experiments.running.records import Cell, Domain, Line, Result, Run, RunResult
+from fedjax_inv_experiments.folder import summary
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Domain,
+    Line,
+    Result,
+    RunRecord,
+    RunResult,
+)
 from fedjax_inv_experiments.selection import RULES
 
 
@@ -71,7 +78,7 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
     lines = [line(5, (0.5, 0.6), 0.5)]
     lines += [line(round, (0.7, 0.7), 0.6) | {"ended": 8, "bytes": 23_456} for round in (10, 15)]
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
-    cell = Cell("fl_games", {}, "test", [Run(0, {})])
+    cell = CellRecord("fl_games", {}, "test", [RunRecord(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
     rows = tables.selected([tables.Cell("fl_games", result)])
     table = tables.choices_table(rows)
@@ -170,7 +177,7 @@ def test_a_table_has_the_scores_of_each_method_by_each_rule() -> None:
             RunResult(seed, {}, False, {k: rule.pick(of) for k, rule in RULES.items()}, of[-1])
             for seed, of in enumerate(several)
         ]
-        return Result(Cell("fedavg", {}, "test", [Run(0, {})]), made)
+        return Result(CellRecord("fedavg", {}, "test", [RunRecord(0, {})]), made)
 
     never = [line(5, (0.8, 0.95), 0.05), line(10, (0.7, 0.8), 0.3)]
     found = {
@@ -217,7 +224,7 @@ def test_domains_agree_as_often_as_chance_has_it() -> None:
 
 
 def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
-    cell = Cell("fedipg", {}, "0.9", [Run(0, {})])
+    cell = CellRecord("fedipg", {}, "0.9", [RunRecord(0, {})])
 
     def run(rate: float, lines: list[Line], seed: int = 0, diverged: bool = False) -> RunResult:
         picked = {name: rule.pick(lines) for name, rule in RULES.items()}

@@ -12,7 +12,7 @@ from fedjax_inv.data import stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import assemble, config, data_figures, data_report, figures
+from fedjax_inv_experiments import config, data_figures, data_report, experiment, figures
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.data_figures import Holders
 
@@ -46,7 +46,7 @@ def test_the_picture_is_there_and_the_table_is_right(tmp_path: Path) -> None:
     assert Path(out).read_bytes().startswith(b"\x89PNG")
     assert text.strip().startswith("digits, stained domains, held out: test, seed 3\n")
     assert text.endswith(f"Picture: {out}.")
-    made = assemble.assemble(chosen[0], (3,))
+    made = experiment.make(chosen[0], (3,))
     dataset, split = made.dataset, made.splits["test"][3]
     train, valid, (test,) = map(parts_of, (split.train, split.valid, split.test))
     held = [*(np.concatenate(pair) for pair in zip(train, valid, strict=True)), test]
@@ -97,7 +97,7 @@ def test_the_figure_shows_labels_images_and_counts(
     chosen = options(tmp_path, environment="combinations", clients=9, images=5)
     text, figure = shown(monkeypatch, chosen)
     assert "held out: 9" in text
-    dataset = assemble.assemble(chosen[0]).dataset
+    dataset = experiment.make(chosen[0]).dataset
     images, by_class, by_color = figure.axes
     assert [tick.get_text() for tick in images.get_yticklabels()] == list("0123456789")
     assert [t.get_text() for t in images.texts if len(t.get_text()) == 1] == list("01234" * 10)

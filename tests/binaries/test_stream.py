@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_inv import devices
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments import config, experiment
 from runs import Ran, go_on, halved, metrics, ran, states
 
 FLAGS: dict[str, Any] = dict(
@@ -57,7 +57,7 @@ def test_a_stopped_run_goes_on_bit_for_bit(streamed: Ran, tmp_path: Path) -> Non
 
 def test_examples_that_do_not_fit_into_memory_are_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     def streams(**flags: Any) -> bool:
-        assembled = assemble.assemble(config.of(**(FLAGS | flags)))
+        assembled = experiment.make(config.of(**(FLAGS | flags)))
         return assembled.streams(assembled.cells[0])
 
     assert not streams()
@@ -72,7 +72,6 @@ def test_examples_that_do_not_fit_into_memory_are_streamed(monkeypatch: pytest.M
 
 
 def test_several_processes_do_not_stream() -> None:
-    several = dict(num_processes=2, coordinator_address="localhost:1234")
-    for flags in (several, {"distributed": True}):
+    for processes in (("localhost:1234", "0", "2"), ("auto",)):
         with pytest.raises(UsageError, match="--hold"):
-            config.of(hold="stream", **FLAGS, **flags)
+            config.of(hold="stream", processes=processes, **FLAGS)

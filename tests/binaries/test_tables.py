@@ -23,10 +23,17 @@ from fedjax_inv_experiments import (
     selection,
     tables,
 )
+from fedjax_inv_experiments.folder import records
+from fedjax_inv_experiments.folder.records import (
+    Domain,
+    Line,
+    Result,
+    RunRecord,
+    RunResult,
+    StopRecord,
+)
 from fedjax_inv_experiments.metrics import Measure
 from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.running import records
-from fedjax_inv_experiments.running.records import Domain, Line, Result, Run, RunResult, Stop
 from fedjax_inv_experiments.selection import RULES
 from fedjax_inv_experiments.studies import fl_games, study
 from fedjax_inv_experiments.tables import Cell
@@ -80,9 +87,11 @@ def finished(method: str, rates: Mapping[float, list[float]], held_out: str) -> 
             if name != "agreement"
         }
         of = (last.seed, last.hyper, last.diverged, picked, last)
-        runs.append(RunResult(*of, stops=[Stop(0.6, None)]))
+        runs.append(RunResult(*of, stops=[StopRecord(0.6, None)]))
     settings = {"split": True} if method == "fedipg" else {}
-    cell = records.Cell(method, settings, held_out, [Run(one.seed, one.hyper) for one in runs])
+    cell = records.CellRecord(
+        method, settings, held_out, [RunRecord(one.seed, one.hyper) for one in runs]
+    )
     return Result(cell, runs)
 
 

@@ -13,20 +13,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import runs
 import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import (
-    build,
     config,
     evaluation,
     figures,
     finished,
     metrics,
+    objective,
     predictions,
-    train,
 )
 from fedjax_inv_experiments.metrics import Measure, Predictions
 from runs import no_figures
@@ -59,13 +59,13 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         widths=(3,),
         rounds=2,
         eval_every=1,
-        client_chunk="0",
+        chunk=("0",),
         learning_rate=(0.05,),
         run_dir=str(folder / "run"),
         metrics=METRICS[kind],
     )
     with no_figures():
-        yield Ran(kind, folder / "run", train.train(chosen))
+        yield Ran(kind, folder / "run", runs.train(chosen))
 
 
 def test_the_tables_show_the_score_of_the_task(ran: Ran) -> None:
@@ -185,9 +185,9 @@ def test_classes_with_more_outputs_than_classes(
     parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
     outputs = np.eye(3, 4, 1, np.float32)
     of = predictions.Predicted(0, 1, *predictions.joined(parts), outputs)
-    task = build.task(config.of(), "classes")
+    task = objective.make("auto", "auto", "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
-    runs: Any = SimpleNamespace(data=SimpleNamespace(task=task, dataset=dataset))
+    runs: Any = SimpleNamespace(data=SimpleNamespace(objective=task, dataset=dataset))
     found = evaluation.scored(runs, [of])
     text = evaluation.printed(found)
     assert "| a " in text
@@ -224,14 +224,12 @@ def test_a_loss_and_a_score_from_outside(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "own_objective.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     named = config.of(loss="own_objective:loss", score="own_objective:near")
-    build.check_names(named)
-    task = build.task(named, "values")
+    task = objective.make(named.method.loss, named.evaluation.score, "values")
     outputs, y, mask = jnp.array([[1.0], [3.0]]), jnp.array([1.0, 1.0]), jnp.ones(2, bool)
     assert task.loss(outputs, y, mask) == 8
     assert task.measure == Measure("near", higher_is_better=True, is_share=False)
     assert not task.is_default
-    record = config.of(score="own_objective:worst")
-    assert build.task(record, "values").measure.rank(2) == -2
+    assert objective.make("auto", "own_objective:worst", "values").measure.rank(2) == -2
     values = {"loss": "own_objective:loss", "score": "own_objective:near"}
     assert set(config.of(**values).outside) == set(values.values())
 

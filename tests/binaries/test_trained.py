@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import runs
 import slow
 from fedjax_inv import averaging, models, rounds
 from fedjax_inv.checks import UsageError
@@ -22,10 +23,10 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.one_run import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import build, config, evaluation, export, finished, predictions, train
-from fedjax_inv_experiments.running import checkpoints, selected
-from fedjax_inv_experiments.running import folder as folders
-from fedjax_inv_experiments.running.selected import SelectedStates, Served
+from fedjax_inv_experiments import config, evaluation, export, finished, objective, predictions
+from fedjax_inv_experiments.folder import checkpoints, selected
+from fedjax_inv_experiments.folder import run_folder as folders
+from fedjax_inv_experiments.folder.selected import SelectedStates, ServingState
 from fedjax_inv_experiments.selection import RULES
 from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, with_flags
 
@@ -94,7 +95,9 @@ def test_selected_states_are_never_changed_in_place() -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[int, Served]]]:
+def whole(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Ran, dict[int, ServingState]]]:
     """A personal algorithm whose accuracy goes up and down; and what it served by, by round."""
     chosen = config.of(
         run_dir=str(tmp_path_factory.mktemp("runs") / "fedbn"),
@@ -108,7 +111,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
         widths=(4,),
         seeds=(0, 1),
     )
-    seen: dict[int, Served] = {}
+    seen: dict[int, ServingState] = {}
     look = SelectedStates.look
 
     def look_and_tell(self: SelectedStates, lines: Any, states: Callable[[], Training]) -> None:
@@ -121,7 +124,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ran, dict[
 
 
 def test_a_finished_run_holds_its_last_and_its_selected_state(
-    whole: tuple[Ran, dict[int, Served]],
+    whole: tuple[Ran, dict[int, ServingState]],
 ) -> None:
     run, seen = whole
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["6"]
@@ -138,7 +141,7 @@ def test_a_finished_run_holds_its_last_and_its_selected_state(
 
 @pytest.mark.slow
 def test_all_checkpoints_stay_and_serve(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
 ) -> None:
     """The same runs with all their checkpoints, stopped after the first and the second round."""
     run, seen = whole
@@ -167,7 +170,9 @@ def test_all_checkpoints_stay_and_serve(
 
 
 @pytest.fixture(scope="module")
-def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarray, np.ndarray]]:
+def held_out_images(
+    whole: tuple[Ran, dict[int, ServingState]],
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images and the labels of the held-out domain, which each seed draws anew."""
     data = whole[0].job.plan.data
     made = finished.open("run", whole[0].folder).data
@@ -177,7 +182,7 @@ def held_out_images(whole: tuple[Ran, dict[int, Served]]) -> list[tuple[np.ndarr
 
 @pytest.mark.parametrize("state", slow.after(1, ["best", "last"]))
 def test_an_evaluation_and_an_export_tell_what_training_told(
-    whole: tuple[Ran, dict[int, Served]],
+    whole: tuple[Ran, dict[int, ServingState]],
     held_out_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
     state: str,
@@ -220,7 +225,7 @@ def test_an_evaluation_and_an_export_tell_what_training_told(
 
 
 def test_an_evaluation_on_other_data(
-    whole: tuple[Ran, dict[int, Served]],
+    whole: tuple[Ran, dict[int, ServingState]],
     held_out_images: list[tuple[np.ndarray, np.ndarray]],
     tmp_path: Path,
 ) -> None:
@@ -255,7 +260,7 @@ def test_an_evaluation_on_other_data(
 def test_scores_of_logits_by_hand() -> None:
     outputs = np.array([[1.0, 3.0, 0.0], [500.0, 0.0, -500.0], [0.0, 0.0, 0.0]], np.float32)
     y = np.array([1, 1, 2])
-    scores = predictions.scorer(build.task(config.of(), "classes"))(outputs, y)
+    scores = predictions.scorer(objective.make("auto", "auto", "classes"))(outputs, y)
     assert scores["score"].tolist() == [1, 0, 0]
     losses = [np.log(np.exp([-2, 0, -3]).sum()), 500.0, np.log(3)]
     np.testing.assert_allclose(scores["loss"], losses, rtol=1e-6)
@@ -307,7 +312,7 @@ def test_the_exported_arrays_of_a_server() -> None:
 
 @pytest.mark.parametrize("gone", ["", "result.json", "checkpoints"])
 def test_a_folder_that_lacks_something_is_refused(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, gone: str
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path, gone: str
 ) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(whole[0].folder, folder)
@@ -318,7 +323,7 @@ def test_a_folder_that_lacks_something_is_refused(
 
 @pytest.mark.parametrize("picked", [None, {"round": 99}])
 def test_a_seed_without_its_state_is_left_out(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path, picked: dict[str, Any] | None
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path, picked: dict[str, Any] | None
 ) -> None:
     """The rule picks nothing, or what another rule did not keep; tables of metrics name the seed.
 
@@ -333,7 +338,7 @@ def test_a_seed_without_its_state_is_left_out(
     with no_figures():
         text = evaluation.run(evaluation.Options(str(folder), export=str(tmp_path / "export")))
         before, _ = folders.read(folder)
-        table = train.train(with_flags(before, run_dir=str(folder), metrics=("f1",)))
+        table = runs.train(with_flags(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
     assert set(pd.read_csv(folder / "evaluation-best.csv")["seed"]) == {1}
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["seed=1"]
@@ -344,7 +349,7 @@ def test_a_seed_without_its_state_is_left_out(
 
 
 def test_predictions_do_not_replace_the_data(
-    whole: tuple[Ran, dict[int, Served]], tmp_path: Path
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
 ) -> None:
     data, link = tmp_path / "new.csv", tmp_path / "link.csv"
     data.write_text("target,a\n1,2\n")

@@ -9,13 +9,13 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import assemble, config, data_figures, finished, predictions, train
+from fedjax_inv_experiments import config, data_figures, experiment, finished, predictions
 from fedjax_inv_experiments import data as data_flags
-from fedjax_inv_experiments.running import log
-from fedjax_inv_experiments.running.records import Domain
-from fedjax_inv_experiments.running.summary import NEVER_SEEN
+from fedjax_inv_experiments.folder import log
+from fedjax_inv_experiments.folder.records import Domain
+from fedjax_inv_experiments.folder.summary import NEVER_SEEN
 from fedjax_inv_experiments.selection import RULES
-from runs import line, no_figures
+from runs import line, no_figures, train
 
 DOMAINS = ("a", "c", "p", "s")
 
@@ -35,8 +35,8 @@ def test_each_held_out_domain_has_one_to_select_by(
     held_out: str, validate: str, expected: dict[str | None, str | None]
 ) -> None:
     chosen = config.of(held_out=held_out, validate=validate)
-    tests = data_flags.held_out(chosen, DOMAINS)
-    assert data_flags.validated(chosen, DOMAINS, tests) == expected
+    tests = data_flags.held_out(chosen.data, DOMAINS)
+    assert data_flags.validated(chosen.data, DOMAINS, tests) == expected
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_domain_that_cannot_be_selected_by(
 ) -> None:
     chosen = config.of(held_out=held_out, validate=validate)
     with pytest.raises(UsageError, match="--validate"):
-        data_flags.validated(chosen, domains, data_flags.held_out(chosen, domains))
+        data_flags.validated(chosen.data, domains, data_flags.held_out(chosen.data, domains))
 
 
 SMALL: dict[str, Any] = {
@@ -69,11 +69,11 @@ SMALL: dict[str, Any] = {
 
 def test_the_seed_of_the_partition_fixes_who_holds_what() -> None:
     def held(**flags: Any) -> list[list[list[int]]]:
-        splits = assemble.assemble(config.of(**SMALL, data_seed="0", **flags)).splits["80"]
+        splits = experiment.make(config.of(**SMALL, data_seed="0", **flags)).splits["80"]
         of_seeds = [(*each[:3], each.unseen["unseen_clients"]) for each in splits.values()]
         return [[np.concatenate(federation.parts_of(x)).tolist() for x in of] for of in of_seeds]
 
-    made = assemble.assemble(config.of(**SMALL))
+    made = experiment.make(config.of(**SMALL))
     names = [data_figures.shown(made, of)[1].names[-3:] for of in ("80", "0")]
     assert names[0] == ["unseen domain: 0", NEVER_SEEN, "held out: 80"]
     assert names[1] == ["unseen domain: 80", NEVER_SEEN, "held out: 0"]
@@ -105,7 +105,7 @@ def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
     how |= {"rounds": 3, "eval_every": 1, "select": "unseen_domain", "learning_rate": (0.5,)}
     chosen = config.of(run_dir=str(tmp_path / "grid"), **SMALL, **how)
     with no_figures():
-        printed = train.train(chosen)
+        printed = train(chosen)
     assert NEVER_SEEN in printed
     table = (tmp_path / "grid" / "table.md").read_text()
     assert "unseen domain, %" in table
@@ -125,7 +125,7 @@ def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
             seed = runs.cell.runs[run].seed
             parts = predictions.own_parts(runs, seed)
             of = predictions.predicted(runs.run(run, "best"), runs.algorithm(run), parts)
-            rows = predictions.rows(of, runs.data.task, runs.data.dataset.classes)
+            rows = predictions.rows(of, runs.data.objective, runs.data.dataset.classes)
             again = {row["name"]: row for row in rows if row["by"] == "domain"}
             assert [*again] == [*selected.domains]
             for name, domain in selected.domains.items():

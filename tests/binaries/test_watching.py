@@ -16,10 +16,11 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.inputs import combinations
 from fedjax_inv_experiments import config
+from fedjax_inv_experiments.folder import events, log
+from fedjax_inv_experiments.folder.progress import ProgressLines
+from fedjax_inv_experiments.folder.records import Domain, Line
 from fedjax_inv_experiments.grid import Cell
-from fedjax_inv_experiments.running import events, launch, log
-from fedjax_inv_experiments.running.progress import Progress
-from fedjax_inv_experiments.running.records import Domain, Line
+from fedjax_inv_experiments.run import prepare
 from runs import go_on, halved, line, ran
 
 Scalars = list[tuple[str, int, float]]  # name, step, value
@@ -116,7 +117,7 @@ def test_without_the_package_nothing_begins(
     )
     chosen = config.of(tensorboard=True, run_dir=str(tmp_path / "run"))
     with pytest.raises(UsageError, match=r"^--tensorboard=true: "):
-        launch.prepared(chosen, tmp_path / "run", in_folders=False)
+        prepare(chosen, tmp_path / "run", in_folders=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -143,7 +144,7 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = SimpleNamespace(rounds=100, is_compiled=False)
     seen, fitted = SimpleNamespace(new=lines(None)), SimpleNamespace(round=0, is_over=False)
     fitted.plan = plan
-    progress = Progress("fedavg, held out 75", cast(Any, seen))
+    progress = ProgressLines("fedavg, held out 75", cast(Any, seen))
     progress.begin(fitted)
     jax.jit(lambda x: x * 3.25 + 17)(jnp.ones(3))
     progress.evaluated(cast(Any, fitted))

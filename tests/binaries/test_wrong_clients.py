@@ -8,11 +8,11 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import assemble, config, predictions
+from fedjax_inv_experiments import config, experiment, predictions
 from fedjax_inv_experiments import data as data_flags
-from fedjax_inv_experiments.assemble import Assembled
+from fedjax_inv_experiments.experiment import Setup
 from fedjax_inv_experiments.finished import Runs
-from fedjax_inv_experiments.running import provenance
+from fedjax_inv_experiments.folder import provenance
 
 FLAGS: dict[str, Any] = dict(
     widths=(4,), partition="mixed", clients=4, angles=(0.0, 45.0, 75.0), seeds=(0, 1)
@@ -21,22 +21,22 @@ WRONG = FLAGS | dict(wrong_labels=0.5, wrong_clients=0.5)
 
 
 @pytest.fixture(scope="module", params=["each", "0"])
-def made(request: pytest.FixtureRequest) -> Assembled:
+def made(request: pytest.FixtureRequest) -> Setup:
     """Two seeds, with draws of their own and with one draw; two held-out domains."""
-    return assemble.assemble(config.of(**WRONG, held_out="0,75", data_seed=request.param))
+    return experiment.make(config.of(**WRONG, held_out="0,75", data_seed=request.param))
 
 
-def test_a_held_out_domain_alone_has_the_same_data(made: Assembled) -> None:
+def test_a_held_out_domain_alone_has_the_same_data(made: Setup) -> None:
     chosen = dict(data_seed=made.config.environment.data_seed)
-    alone = assemble.assemble(config.of(**WRONG, **chosen, held_out="75"))
+    alone = experiment.make(config.of(**WRONG, **chosen, held_out="75"))
     assert provenance.fingerprint(alone.data) == provenance.fingerprint(made.data)
-    less = assemble.assemble(config.of(**WRONG | dict(wrong_clients=0.25), **chosen))
+    less = experiment.make(config.of(**WRONG | dict(wrong_clients=0.25), **chosen))
     assert provenance.fingerprint(less.data) == provenance.fingerprint(made.data)
 
 
-def test_nothing_but_labels_of_clients_changes(made: Assembled) -> None:
+def test_nothing_but_labels_of_clients_changes(made: Setup) -> None:
     chosen = dict(data_seed=made.config.environment.data_seed, held_out="0,75")
-    right = assemble.assemble(config.of(**FLAGS, **chosen))
+    right = experiment.make(config.of(**FLAGS, **chosen))
     data, size = made.data, len(made.dataset.y)
     draws = len(right.data.y) // size
     np.testing.assert_array_equal(right.source, np.tile(np.arange(size), draws))
@@ -60,23 +60,23 @@ def test_nothing_but_labels_of_clients_changes(made: Assembled) -> None:
 def test_examples_of_all_draws_and_their_copies_keep_their_domains() -> None:
     how = WRONG | dict(held_out="75", data_seed="each")
     chosen = config.of(**how, algorithm=("irm",))
-    found = assemble.assemble(chosen)
+    found = experiment.make(chosen)
     for seed, split in found.splits["75"].items():
         drawn = data_flags.domains(chosen, found.loaded, seed).domain
         rows = np.concatenate([row for each in split[:3] for row in parts_of(each)])
         assert rows.max() >= len(found.dataset.y)
         np.testing.assert_array_equal(found.data.domain[rows], drawn[found.source[rows]])
-    assert assemble.assemble(config.of(**how)).data.domain is None
+    assert experiment.make(config.of(**how)).data.domain is None
 
 
 def test_domains_inside_of_clients_need_clients_that_have_several() -> None:
     alone = FLAGS | dict(clients=2, partition="domain", algorithm=("irm",))
     with pytest.raises(UsageError, match="--algorithm"):
-        assemble.assemble(config.of(**alone)).check_fit()
-    assemble.assemble(config.of(**alone, pooled=True)).check_fit()
+        experiment.make(config.of(**alone)).check_fit()
+    experiment.make(config.of(**alone, pooled=True)).check_fit()
 
 
-def test_the_reports_see_the_labels_that_clients_have(made: Assembled) -> None:
+def test_the_reports_see_the_labels_that_clients_have(made: Setup) -> None:
     dataset, split = made.as_seen("75", 0)
     of_run = made.splits["75"][0]
     for seen, own in zip(split[:3], of_run[:3], strict=True):
@@ -86,7 +86,7 @@ def test_the_reports_see_the_labels_that_clients_have(made: Assembled) -> None:
     assert (dataset.y != made.dataset.y).any()
 
 
-def test_predictions_name_rows_of_the_data_set(made: Assembled) -> None:
+def test_predictions_name_rows_of_the_data_set(made: Setup) -> None:
     *_, cell = made.cells
     runs = Runs("", Path(), made.config, cell, [], None, made)
     for seed in (0, 1):

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments import config, experiment
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:
     """(the domain of each client, how many training examples it has), of a few draws."""
-    made = assemble.assemble(config.of(partition="domain", seeds=(0, 1, 2), **flags))
+    made = experiment.make(config.of(partition="domain", seeds=(0, 1, 2), **flags))
     (splits,) = made.splits.values()
     for split in splits.values():
         rows = federation.parts_of(split.train)
@@ -38,7 +38,7 @@ def test_the_first_client_alone_holds_the_odd_angle(num_clients: int, held_out: 
 
 
 def test_without_that_client_the_odd_domain_is_the_test() -> None:
-    made = assemble.assemble(config.of(odd_angles=(135.0,), clients=19, held_out="135"))
+    made = experiment.make(config.of(odd_angles=(135.0,), clients=19, held_out="135"))
     (split,) = made.splits["135"].values()
     assert set(split.domain) == {1, 2, 3, 4, 5, 6}
     (rows,) = federation.parts_of(split.test)
@@ -50,6 +50,6 @@ def test_several_odd_angles_have_a_client_each() -> None:
     domains, _ = holders(odd_angles=(180.0, 135.0), clients=20, held_out="none")
     assert domains[:2] == [0, 1]
     assert min(domains[2:]) == 2
-    assert assemble.assemble(
+    assert experiment.make(
         config.of(odd_angles=(180.0, 135.0), angles=(0.0, 30.0), clients=4)
     ).dataset.domains == ("180", "135", "0", "30")

@@ -10,7 +10,7 @@ from grey_images import grey, rows_of
 from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
-from fedjax_inv_experiments import assemble, config
+from fedjax_inv_experiments import config, experiment
 from fedjax_inv_experiments import data as data_flags
 
 
@@ -139,7 +139,7 @@ def test_the_flags_reach_the_data() -> None:
     assert plain.domains == ("0", "1", "2", "3", "4", "test")
     assert plain.classes == ("1", "7")
     np.testing.assert_allclose(np.unique(brightness(plain)).size, 6)
-    seeds = assemble.assemble(config.of(environment="simpson", seeds=(0, 1)))
+    seeds = experiment.make(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
     assert len(seeds.source) == 2 * len(plain.y)  # each seed draws its own
 

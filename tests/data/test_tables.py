@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 
+import runs
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources
@@ -22,14 +23,7 @@ from fedjax_inv.data.dataset import Column, Dataset
 from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
-from fedjax_inv_experiments import (
-    assemble,
-    build,
-    config,
-    evaluation,
-    predictions,
-    train,
-)
+from fedjax_inv_experiments import config, evaluation, experiment, network, predictions
 from fedjax_inv_experiments.config import Config
 from runs import no_figures, with_flags
 
@@ -139,7 +133,7 @@ def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
     own = config.of(dataset=str(whole), split_column="part", ignored_columns=("patient",))
     for chosen, of in ((grouped, patients), (own, parts)):
         chosen = with_flags(chosen, held_out="none", partition="iid", clients=3)
-        made = assemble.assemble(chosen)
+        made = experiment.make(chosen)
         (split,) = made.splits[None].values()
         held = [{*of[np.concatenate(federation.parts_of(each))]} for each in split[:3]]
         assert sum(map(len, held)) == len({*of})
@@ -433,17 +427,17 @@ def regression(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(regression: Path) -> Path:
     """The folder of a run on the regression."""
     with no_figures():
-        train.train(flags(regression))
+        runs.train(flags(regression))
     return regression.parent / "run"
 
 
-def training_rows(made: assemble.Assembled) -> np.ndarray:
+def training_rows(made: experiment.Setup) -> np.ndarray:
     (of_seed,) = made.splits.values()
     return np.concatenate(federation.parts_of(of_seed[0].train))
 
 
 def test_only_training_examples_decide_shift_and_scale(regression: Path, tmp_path: Path) -> None:
-    made = assemble.assemble(flags(regression))
+    made = experiment.make(flags(regression))
     scaling = made.scaling("c")
     assert scaling is not None
     rows = training_rows(made)
@@ -457,10 +451,10 @@ def test_only_training_examples_decide_shift_and_scale(regression: Path, tmp_pat
     assert scaling[0].shift[2:6].tolist() == [0] * 4
     assert not ((x[:, 6] - scaling[0].shift[6]) * scaling[0].scale[6]).any()  # constant
     other = written(tmp_path / "other.csv", [COLUMNS, *rows_of_regression(1000)])
-    again = assemble.assemble(flags(other)).scaling("c")
+    again = experiment.make(flags(other)).scaling("c")
     jax.tree.map(np.testing.assert_array_equal, again, scaling)
     # Without --standardise categories alone are left out.
-    plain = assemble.assemble(flags(regression, standardise=False)).scaling("c")
+    plain = experiment.make(flags(regression, standardise=False)).scaling("c")
     assert plain is not None
     assert plain[0].scale.tolist() == [1, 1, 1, 1, 0, 0, 1]
 
@@ -475,7 +469,7 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
         ("new", 0.1, 2.5, 1500, 3),  # does not occur in the file
     ]
     path, out = written(regression.parent / "new.csv", new), regression.parent / "p.csv"
-    made = assemble.assemble(flags(regression))
+    made = experiment.make(flags(regression))
     assert json.loads((trained / "inputs.json").read_text()) == made.scaling_record("c")
     networks = regression.parent / "export"
     with no_figures():
@@ -503,14 +497,14 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
 
 def test_the_default_network_follows_the_features(regression: Path) -> None:
     chosen = flags(regression, widths=())
-    assert build.network_arguments(chosen, sources.load(str(regression)))["widths"] == (32, 32)
-    assert "widths" not in build.network_arguments(chosen, sources.load("digits"))
+    assert network.arguments(chosen.network, sources.load(str(regression)))["widths"] == (32, 32)
+    assert "widths" not in network.arguments(chosen.network, sources.load("digits"))
     assert [models.widths_for(number) for number in (9, 97, 98)] == [(n, n) for n in (36, 388, 390)]
 
 
 @pytest.mark.parametrize("environment", ["none", "colored"])
 def test_channels_of_images_are_standardised(environment: str) -> None:
-    made = assemble.assemble(config.of(environment=environment, standardise=True))
+    made = experiment.make(config.of(environment=environment, standardise=True))
     ((held_out, of_seed),) = made.splits.items()
     rows = np.concatenate(federation.parts_of(of_seed[0].train))
     images = made.dataset.x if made.dataset.render is None else made.dataset.render(made.dataset.x)

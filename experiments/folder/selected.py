@@ -17,7 +17,7 @@ from .log import Log
 from .records import Line
 
 
-class Served(NamedTuple):
+class ServingState(NamedTuple):
     """The part of the states of R runs that predictions need; each run has its own round."""
 
     server: Tree  # [R, ...]
@@ -25,13 +25,13 @@ class Served(NamedTuple):
     round: Array  # [R] int32, the round of the state's evaluation; 0: there is no state
 
 
-def of(states: Training, personal: bool) -> Served:
+def of(states: Training, personal: bool) -> ServingState:
     """The part of states that predictions need. Given shapes, it returns shapes."""
     state = states.state
-    return Served(state.server, state.clients if personal else (), state.round)
+    return ServingState(state.server, state.clients if personal else (), state.round)
 
 
-def none(like: Served) -> Served:
+def none(like: ServingState) -> ServingState:
     """Zeros on the host, for runs without a selected state. like: shapes."""
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
 
@@ -47,7 +47,7 @@ class SelectedStates(Callback):
         """log: of the cell; its callback comes before this one."""
         self._rule, self._log, self._personal = rule, log, False
         self._lines: dict[int, list[Line]] = {}
-        self.served: Served | None = None  # the states selected so far; None: none yet
+        self.served: ServingState | None = None  # the states selected so far; None: none yet
 
     def begin(self, fitted: Fitted) -> None:
         """Looks at the lines of the log so far."""

@@ -16,9 +16,8 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from .. import machine
+from .. import divergence, machine
 from ..grid import Cell
-from . import divergence
 from .log import Log
 from .records import Line
 

@@ -1,32 +1,35 @@
-"""Trains a cell in its folder: the callbacks of `fit` that write the log, checkpoints and result.
+"""The training of a cell: the callbacks of `fit` that write log and checkpoints, and the result.
 
 A run folder holds config.json, metrics.jsonl, checkpoints/ and, when it is finished,
 result.json. A finished run keeps its last checkpoint, which also holds the selected states.
 """
 
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from fedjax_inv.algorithms import exit_strategy
+from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
-from .. import machine, selection, start
+from .. import divergence, machine, selection, start
 from ..config import Config
 from ..grid import Cell
 from ..metrics import ACCURACY, Measure
-from . import checkpoints, divergence, events, files, records, summary
+from . import checkpoints, events, files, records, summary
+from .interrupt import Interrupt
 from .log import Log
-from .progress import Progress
+from .progress import ProgressLines
 from .records import Result
 from .selected import SelectedStates
-from .signals import Stop
 
 
 class Job(NamedTuple):
@@ -39,36 +42,47 @@ class Job(NamedTuple):
     title: str = ""  # what lines of progress name the cell
 
 
-def train(job: Job, folder: Path, stop: Stop) -> tuple[Fitted, Result | None]:
-    """Trains or continues a cell; the result is None if a signal has ended that early.
+class Recorder:
+    """What the training of a cell writes into its folder: the callbacks, and the result."""
 
-    folder: a folder that `folder.begin` has prepared.
+    def __init__(self, job: Job, folder: Path, interrupt: Interrupt) -> None:
+        """folder: a folder that `run_folder.begin` has prepared."""
+        self.job, self._folder = job, folder
+        config, measure = job.config, job.measure
+        self._place = folder / "checkpoints"
+        self._log = log = Log(folder, job.cell, measure)
+        best = SelectedStates(selection.rules(measure)[config.evaluation.select], log)
+        every = config.output.checkpoint_every or config.evaluation.eval_every
+        keep = config.output.keep_checkpoints
+        self.callbacks: list[Callback] = [checkpoints.Resume(self._place, best), log]
+        if config.output.tensorboard:
+            self.callbacks.append(events.Events(folder, job.cell, log, measure.name))
+        self.callbacks += [best, ProgressLines(job.title, log), interrupt]
+        self.callbacks.append(checkpoints.Checkpoints(self._place, keep, every, log, best))
 
-    With --nonfinite=stop, raises start.Diverged if a client's loss or update is not finite; the
-    last good checkpoint stays.
-    """
-    config, cell, plan, measure, title = job
-    place = folder / "checkpoints"
-    log = Log(folder, cell, measure)
-    best = SelectedStates(selection.rules(measure)[config.evaluation.select], log)
-    every = config.output.checkpoint_every or config.evaluation.eval_every
-    saved = checkpoints.Checkpoints(place, config.output.keep_checkpoints, every, log, best)
-    watching = [events.Events(folder, cell, log, measure.name)] if config.output.tensorboard else []
-    resume, progress = checkpoints.Resume(place, best), Progress(title, log)
-    callbacks = [resume, log, *watching, best, progress, stop, saved]
-    try:
-        # The log marks runs that are not finite, so nothing warns of them here.
-        with warnings.catch_warnings(action="ignore", category=NonfiniteWarning):
-            fitted = plan.train(callbacks)
-    except Diverged as error:
-        raise _diverged(error, cell, max(checkpoints.rounds(place), default=0)) from None
-    if not fitted.is_over:
-        return fitted, None
-    assert fitted.training is not None
-    _tell_who_left(folder, fitted.plan, fitted.training.state.server)
-    result = _result(fitted, cell, log, measure)
-    files.write_json(folder / "result.json", result)
-    return fitted, result
+    @contextlib.contextmanager
+    def in_words(self) -> Iterator[None]:
+        """Turns a client's loss or update that is not finite into start.Diverged, which says more.
+
+        With --nonfinite=stop it ends the training; the last good checkpoint stays.
+        """
+        try:
+            # The log marks runs that are not finite, so nothing warns of them here.
+            with warnings.catch_warnings(action="ignore", category=NonfiniteWarning):
+                yield
+        except Diverged as error:
+            saved = max(checkpoints.rounds(self._place), default=0)
+            raise _diverged(error, self.job.cell, saved) from None
+
+    def finish(self, fitted: Fitted) -> Result | None:
+        """Writes the result of a cell and returns it; None if a signal has ended it early."""
+        if not fitted.is_over:
+            return None
+        assert fitted.training is not None
+        _tell_who_left(self._folder, fitted.plan, fitted.training.state.server)
+        result = _result(fitted, self.job.cell, self._log, self.job.measure)
+        files.write_json(self._folder / "result.json", result)
+        return result
 
 
 def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
@@ -84,7 +98,7 @@ def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
             )
             for index, run in enumerate(runs)
         ]
-    return Result(records.Cell.of(cell), runs, score=measure)
+    return Result(records.CellRecord.of(cell), runs, score=measure)
 
 
 def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Diverged:

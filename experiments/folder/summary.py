@@ -15,11 +15,10 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome
 
 from .. import selection
+from ..data import NEVER_SEEN
 from ..grid import Cell
 from ..metrics import ACCURACY, Measure
-from .records import Domain, Line, RunResult, Stop
-
-NEVER_SEEN = "clients never seen"  # the name of their examples, as of a domain
+from .records import Domain, Line, RunResult, StopRecord
 
 
 def lines(
@@ -188,17 +187,17 @@ def stops(
     stops: stopping.Stops,
     run: int,
     measure: Measure = ACCURACY,
-) -> list[Stop]:
+) -> list[StopRecord]:
     """The stops of a run, one per threshold; the round is None if it has not stopped."""
     records = []
     for index, threshold in enumerate(thresholds):
         train, *held_out = jax.tree.map(lambda a, i=index: a[run, i], stops.scores)
         at = int(stops.round[run, index])
         if not at:
-            records.append(Stop(threshold, None))
+            records.append(StopRecord(threshold, None))
             continue
         scores = _by_domain(cell, measure, groups, *held_out)
-        records.append(Stop(threshold, at, float(train.score[0]), **scores))
+        records.append(StopRecord(threshold, at, float(train.score[0]), **scores))
     return records
 
 

@@ -15,7 +15,7 @@ from .. import machine
 from ..start import CONTINUES
 
 
-class Stop(Callback):
+class Interrupt(Callback):
     """Inside its `with` block SIGINT, SIGTERM and SIGHUP ask for a stop at the end of the segment.
 
     SIGHUP comes when a terminal closes; under nohup, which ignores it, it asks for nothing.
@@ -25,7 +25,7 @@ class Stop(Callback):
 
     signal = 0  # the number of the first signal, 0 before it
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "Interrupt":
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         asking = [signal.SIGINT, signal.SIGTERM]

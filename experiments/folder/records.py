@@ -16,7 +16,7 @@ from ..metrics import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]
-Setting = str | bool | int | float | None
+SettingValue = str | bool | int | float | None
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ class Line(Record, frozen=True, kw_only=True):
         return self.round if self.ended is None else self.ended
 
 
-class Stop(Record, frozen=True):
+class StopRecord(Record, frozen=True):
     """The evaluation at a stop. Without a stop all fields but the threshold are absent."""
 
     threshold: float
@@ -95,7 +95,7 @@ class Stop(Record, frozen=True):
     worst_score: float | None = None
 
 
-class Run(Record, frozen=True):
+class RunRecord(Record, frozen=True):
     """A run of a cell."""
 
     seed: int
@@ -103,13 +103,13 @@ class Run(Record, frozen=True):
     left_out: str = ""
 
 
-class Cell(Record, frozen=True):
+class CellRecord(Record, frozen=True):
     """A cell of the grid (`grid.Cell`)."""
 
     algorithm: str
-    settings: dict[str, Setting]
+    settings: dict[str, SettingValue]
     held_out: str | None
-    runs: Annotated[list[Run], msgspec.Meta(min_length=1)]
+    runs: Annotated[list[RunRecord], msgspec.Meta(min_length=1)]
     validate: str | None = None  # the domain of --validate
 
     @classmethod
@@ -122,7 +122,7 @@ class Cell(Record, frozen=True):
         return grid.of_record(msgspec.to_builtins(self))
 
 
-class Start(Record, frozen=True):
+class Provenance(Record, frozen=True):
     """The provenance of a run: of its start, or merged of several starts."""
 
     date: str
@@ -159,12 +159,12 @@ class Row(Record, frozen=True):
     number: int  # in the order in which rows first ran there
 
 
-class Begun(Record, frozen=True):
+class FolderRecord(Record, frozen=True):
     """config.json: the flags and the cell of a folder, and its provenance."""
 
     flags: dict[str, Flag]
-    cell: Cell
-    start: Start
+    cell: CellRecord
+    start: Provenance
 
 
 class RunResult(Record, frozen=True):
@@ -175,7 +175,7 @@ class RunResult(Record, frozen=True):
     diverged: bool
     by_rule: dict[str, Line | None]  # by each rule of `selection`
     last: Line
-    stops: list[Stop] | None = None  # by threshold
+    stops: list[StopRecord] | None = None  # by threshold
     # Reports fill it with what --select picks.
     selected: Line | None = None
 
@@ -183,7 +183,7 @@ class RunResult(Record, frozen=True):
 class Result(Record, frozen=True):
     """result.json of a cell."""
 
-    cell: Cell
+    cell: CellRecord
     runs: list[RunResult]  # of the cell's, those that leave no domain out, which come first
     score: Measure = ACCURACY
 

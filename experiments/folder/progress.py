@@ -13,8 +13,7 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from .. import machine
-from . import divergence
+from .. import divergence, machine
 from .log import Log
 from .records import Line
 
@@ -23,7 +22,7 @@ _EXPLODED = 1e4  # a loss that has grown by this factor tells of steps that are 
 _LINES = 20  # the most lines about a cell's evaluations, besides the first and the last
 
 
-class Progress(Callback):
+class ProgressLines(Callback):
     """The progress of a cell; only the leading process shows it."""
 
     def __init__(self, title: str, log: Log) -> None:

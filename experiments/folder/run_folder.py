@@ -18,7 +18,7 @@ from ..config import NAMES, Config
 from ..errors import shown
 from ..grid import Cell
 from . import checkpoints, files, provenance, records
-from .records import Begun, Flag, Result, Start
+from .records import Flag, FolderRecord, Provenance, Result
 
 _LOCK = ".lock"
 # The errors of a file system that cannot lock a file.
@@ -28,29 +28,43 @@ _LONGEST = 60  # the most characters of flags in a default folder's name
 
 # The flags for where, how and how long a run is computed; they do not define the run.
 _HOW = {
-    *("rounds", "run_dir", "data_dir", "resume", "checkpoint_every", "client_chunk", "run_chunk"),
-    *(
-        "devices",
-        "hold",
-        "deterministic",
-        "distributed",
-        "coordinator_address",
-        "num_processes",
-        "process_id",
-        "paper",
-        "nonfinite",
-        "select",
-        "metrics",
-        "tensorboard",
-        "keep_checkpoints",
-    ),
+    "rounds",
+    "run_dir",
+    "resume",
+    "checkpoint_every",
+    "chunk",
+    "devices",
+    "hold",
+    "processes",
+    "paper",
+    "nonfinite",
+    "select",
+    "metrics",
+    "tensorboard",
+    "keep_checkpoints",
 }
 # These and the flags that the cell contains.
 _NOT_COMPARED = {
     *_HOW,
-    *("algorithm", "set", "held_out", "validate", "learning_rate", "server_learning_rate"),
+    "algorithm",
+    "set",
+    "held_out",
+    "validate",
+    "learning_rate",
+    "server_learning_rate",
     "seeds",
 }
+
+
+def path_of(chosen: Config) -> Path:
+    """The run folder: --run_dir, or a default one."""
+    data, algorithms = chosen.data, chosen.method.algorithm
+    if chosen.output.run_dir:
+        return Path(chosen.output.run_dir)
+    if chosen.is_grid:
+        return default(chosen, f"grid-{data.stem}-{'-'.join(algorithms)}", ("algorithm",))
+    name = f"{algorithms[0]}-{data.stem}-{data.held_out or 'default'}"
+    return default(chosen, name, ("algorithm", "held_out"))
 
 
 def default(chosen: Config, name: str, named: Collection[str]) -> Path:
@@ -132,7 +146,9 @@ def _is_empty(path: Path) -> bool:
     return not path.exists() or path.name == _LOCK or path.suffix == ".tmp"
 
 
-def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start]) -> Result | None:
+def finished(
+    chosen: Config, cell: Cell, folder: Path, start: Callable[[], Provenance]
+) -> Result | None:
     """The result in the folder; None if the cell must be run or continued.
 
     start: the record of a start now.
@@ -144,9 +160,9 @@ def finished(chosen: Config, cell: Cell, folder: Path, start: Callable[[], Start
         return None
     if not (folder / "config.json").exists():
         raise UsageError("--run_dir", folder, "is neither empty nor a run; choose another")
-    there = begun(folder)
+    there = record_of(folder)
     _check_flags(folder, there.flags, chosen)
-    _check_cell(folder, there.cell, records.Cell.of(cell))
+    _check_cell(folder, there.cell, records.CellRecord.of(cell))
     _check_start(folder, there.start, start())
     before = there.flags["rounds"]
     _check_rounds(folder, before, chosen)
@@ -177,7 +193,7 @@ def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
         _refuse(folder, f"of {its} and not {ours}")
 
 
-def _check_cell(folder: Path, there: records.Cell, now: records.Cell) -> None:
+def _check_cell(folder: Path, there: records.CellRecord, now: records.CellRecord) -> None:
     """Raises UsageError unless a folder holds these runs."""
     for name in ("algorithm", "settings", "held_out", "validate"):
         if there[name] != now[name]:
@@ -197,7 +213,7 @@ def _refuse(folder: Path, which: str) -> NoReturn:
     raise UsageError("--run_dir", folder, text)
 
 
-def _check_start(folder: Path, before: Start, now: Start) -> None:
+def _check_start(folder: Path, before: Provenance, now: Provenance) -> None:
     """Raises UsageError if a run began on other data, with other code, or from other networks."""
     versions = [start.versions.get("fedjax_inv") for start in (before, now)]
     for changed, what in (
@@ -244,13 +260,13 @@ def _recorded(value: Any) -> Flag:
     return [*value] if isinstance(value, tuple) else value
 
 
-def begin(folder: Path, chosen: Config, cell: Cell, start: Start) -> None:
+def begin(folder: Path, chosen: Config, cell: Cell, start: Provenance) -> None:
     """Writes config.json: the flags, the cell, and where the run comes from."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "config.json").exists():
-        start = provenance.merged([begun(folder).start, start])
+        start = provenance.merged([record_of(folder).start, start])
     files.remove(folder / "result.json")  # of fewer rounds
-    record = Begun(records_of(chosen), records.Cell.of(cell), start)
+    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start)
     files.write_json(folder / "config.json", record)
 
 
@@ -262,7 +278,7 @@ def read(folder: Path, named: Collection[str] = ()) -> tuple[Config, Cell]:
     Raises UsageError if config.json is damaged, was written by another version, or names other
     code.
     """
-    record = begun(folder)
+    record = record_of(folder)
     factories.check_named(record.flags, named)
     chosen = flags_of(folder)
     if record.cell.algorithm not in chosen.method.algorithm:
@@ -276,14 +292,14 @@ def flags_of(folder: Path) -> Config:
     Raises UsageError if config.json is damaged, or was written by another version.
     """
     try:
-        return config.from_record(begun(folder).flags)
+        return config.from_record(record_of(folder).flags)
     except (TypeError, ValueError):
         raise _unreadable(folder) from None
 
 
-def begun(folder: Path) -> Begun:
+def record_of(folder: Path) -> FolderRecord:
     """The record in config.json; raises UsageError if it is damaged, or of another version."""
-    record = records.decoded((folder / "config.json").read_bytes(), Begun)
+    record = records.decoded((folder / "config.json").read_bytes(), FolderRecord)
     if record is None or not record.flags.keys() <= set(NAMES):
         raise _unreadable(folder)
     return record

@@ -23,7 +23,7 @@ from fedjax_inv.types import Tree
 from .. import machine
 from ..start import CONTINUES
 from .log import Log
-from .selected import SelectedStates, Served, of
+from .selected import SelectedStates, ServingState, of
 
 _STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)
@@ -120,7 +120,7 @@ def restore(folder: Path, done: int, like: Training) -> Training:
     return restored._replace(state=restored.state._replace(key=key))
 
 
-def selected(folder: Path, done: int, like: Served) -> Served:
+def selected(folder: Path, done: int, like: ServingState) -> ServingState:
     """The states that were selected until round `done`, on the host.
 
     like: their shapes. Raises UsageError if they cannot be read.

@@ -17,21 +17,21 @@ import fedjax_inv
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
 
-from .records import Start
+from .records import Provenance
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERAL = "several"
 
 
-def record(data: Dataset, networks: Tree = None) -> Start:
+def record(data: Dataset, networks: Tree = None) -> Provenance:
     """The record of a start at this moment, without code of one's own.
 
     data: the data set as it was read. networks: the initial networks of --init_from.
     """
     date = datetime.now(UTC).isoformat(timespec="seconds")
     begun_from = "" if networks is None else fingerprint(networks)
-    return Start(date, *_here(), of_data(data), networks=begun_from, folder=os.getcwd())
+    return Provenance(date, *_here(), of_data(data), networks=begun_from, folder=os.getcwd())
 
 
 @functools.cache
@@ -39,7 +39,7 @@ def _here() -> tuple[str | None, dict[str, str], str]:
     return commit(), versions(), processor()
 
 
-def merged(starts: Iterable[Start]) -> Start:
+def merged(starts: Iterable[Provenance]) -> Provenance:
     """The record of several starts: "several" stands where they differ, and the date is the last.
 
     The versions of a package may be in some starts only.
