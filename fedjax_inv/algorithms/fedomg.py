@@ -110,9 +110,11 @@ def fedomg(
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
 ) -> types.Algorithm:
-    """Return FedOMG; the server keeps all changes of a round. The arguments are those of `matched`.
+    """Return FedOMG; the server keeps all changes of a round.
 
-    With kappa 0 it is FedAvg in which clients count alike.
+    Args:
+      kappa: as of `matched`; with 0 it is FedAvg in which clients count alike.
+      rescale: as of `matched`.
     """
     checks.real("kappa", kappa)
 
