@@ -73,9 +73,15 @@ class Machine:
                 started.wait(20)
                 os.killpg(started.pid, signal.SIGKILL)
 
-    def link(self) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+    @contextlib.contextmanager
+    def link(self) -> Iterator[None]:
         address = "--host", "127.0.0.1", "--port", str(self.port)
-        return self.process("flower-superlink", "--insecure", *address)
+        flags = "--insecure", "--disable-runtime-dependency-installation"
+        with self.process("flower-superlink", *flags, *address) as process:
+            while socket.socket().connect_ex(("127.0.0.1", self.port)):
+                assert process.poll() is None
+                time.sleep(1)
+            yield
 
     def node(self, client: int) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
         data, state = self.folder / f"node{client}.npz", self.folder / f"own{client}.safetensors"
