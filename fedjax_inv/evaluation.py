@@ -110,15 +110,15 @@ def evaluate_each(
     that they compile in the time of one.
     """
     state, sets = tree.on_device((state, sets))
-    here = [_here(each, axis, needed) for each in sets]
+    own = [here(each, axis, needed) for each in sets]
     if algorithm.personal:
         batch_size = min(batch_size, _PERSONAL_BATCH)
         sums = [
             _by_client(algorithm, state, each._replace(shards=mine), axis, batch_size, score, loss)
-            for each, mine in zip(sets, here, strict=True)
+            for each, mine in zip(sets, own, strict=True)
         ]
     else:
-        sums = axis.total(_by_example(algorithm, state.server, here, batch_size, score, loss))
+        sums = axis.total(_by_example(algorithm, state.server, own, batch_size, score, loss))
     scores = []
     for each, (score_total, loss_total) in zip(sets, sums, strict=True):
         size = each.shards.size
@@ -129,7 +129,7 @@ def evaluate_each(
     return scores
 
 
-def _here(each: Set, axis: devices.Axis, needed: Array | bool) -> types.Federation:
+def here(each: Set, axis: devices.Axis, needed: Array | bool) -> types.Federation:
     """Return the part of shards that this device evaluates; of others it has no example."""
     _, _, start, size = each.shards
     if not each.shared:

@@ -45,7 +45,7 @@ import numpy as np
 import optax
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, local, models, platforms, schedules, types
+from fedjax_inv import checks, local, models, platforms, schedules, types, unseen_norms
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients as of_clients
@@ -53,10 +53,19 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Splits, mixes_domains
 from fedjax_inv.devices import Devices
 from fedjax_inv.fitted import Fitted
-from fedjax_inv.inputs import Inputs, Run, cohorts, combinations, group_names, of_runs, own_tests
+from fedjax_inv.inputs import (
+    Inputs,
+    Run,
+    cohorts,
+    combinations,
+    group_names,
+    of_runs,
+    own_tests,
+    tests_unseen,
+)
 from fedjax_inv.one_run import Experiment
 from fedjax_inv.plan import Evaluations, Plan
-from fedjax_inv.task import check_settings, facts_of, task_of
+from fedjax_inv.task import check_settings, facts_of, shapes_of_one, task_of
 from fedjax_inv.types import Array, Tree
 
 Factory = Callable[..., types.Algorithm]
@@ -194,6 +203,10 @@ def plan(
         number = splits.num_classes or num_classes
         own_test, rule = own_tests(runs, splits.of_seed, num_classes=number, source=splits.source)
         inputs = inputs._replace(own_test=own_test)
+    if evaluations.unseen_norms != "mean":
+        first = jax.eval_shape(model.init, jax.random.key(0), shapes_of_one(splits.data.x))
+        unseen_norms.running(first.stats)
+        inputs = inputs._replace(unseen_test=tests_unseen(runs, splits.of_seed))
     attend = _EVERYONE if facts.pooled else schedule
     cohorts, history = _cohorts(attend, inputs, rounds)
     groups = group_names([splits.of_seed[seed] for seed in _seeds(runs)])
@@ -209,6 +222,7 @@ def plan(
         schedules={} if factor is None else {"learning_rate": factor},
         loss=task.loss,
         score=task.score.of_domains(splits.data.domain),
+        unseen_norms=evaluations.unseen_norms,
         precision=devices.precision or facts.precision,
         quick_to_compile=devices.quick_to_compile,
     )

@@ -67,6 +67,7 @@ class Inputs(NamedTuple):
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
     own_test: OwnTest | None = None  # evaluated in place of the test
+    unseen_test: Array | None = None  # [R] whether the test is an unseen domain; None: not needed
     targets: Scaling | None = None  # [R, K] of the targets of a model of `models.in_units`
     unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
 
@@ -213,6 +214,12 @@ def own_tests(
         return [jax.device_put(np.stack(each)[which]) for each in arrays]
 
     return OwnTest(ClientShards(*stacked(own)), SharedExamples(*stacked(others))), rule
+
+
+def tests_unseen(runs: Sequence[Run], splits: Mapping[int, Split]) -> Array:
+    """Return whether the test of each run is a domain that no client has, [R] bool."""
+    of_runs = [bool(run.left_out) or splits[run.seed].test_domain[0] >= 0 for run in runs]
+    return jax.device_put(np.array(of_runs, bool))
 
 
 def _has_their_classes(split: Split) -> bool:

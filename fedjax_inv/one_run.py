@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from fedjax_inv import (
     evaluation,
@@ -18,7 +19,9 @@ from fedjax_inv import (
     rounds,
     stopping,
     types,
+    unseen_norms,
 )
+from fedjax_inv.checks import UsageError
 from fedjax_inv.communication import Traffic
 from fedjax_inv.devices import Axis, ClientShards, SharedExamples
 from fedjax_inv.inputs import Inputs
@@ -45,6 +48,7 @@ class Experiment:
     loss: types.Loss = objectives.cross_entropy  # of evaluations
     score: types.Loss = objectives.accuracy
     precision: str = "default"  # of products on GPUs and TPUs, as in `platforms.products_at`
+    unseen_norms: str = "mean"  # of `unseen_norms.RULES`
     # whether programs for CPUs compile in less time, to code that runs longer
     quick_to_compile: bool = False
 
@@ -206,6 +210,8 @@ class OneRun:
             by_class, shards = inputs.detailed
             sets += [(by_class, False), (shards, not self.experiment.pooled)]
         found = self.evaluate_each(data, inputs, training.state, sets)
+        if inputs.unseen_test is not None:
+            self.adapt(data, inputs, training.state, found)
         valid, test, *unseen = found[:num_held_out]
         own_test = None if inputs.own_test is None else found.pop(num_held_out)
         detailed = found[num_held_out:]
@@ -223,6 +229,34 @@ class OneRun:
             own_test=own_test,
             unseen=dict(zip(inputs.unseen, unseen, strict=True)),
         )
+
+    def adapt(
+        self,
+        data: types.Examples,
+        inputs: Inputs,
+        state: rounds.State,
+        found: list[evaluation.Scores],
+    ) -> None:
+        """Replace the scores of unseen domains by those with statistics of their own."""
+        algorithm = self.algorithm(inputs)
+        if algorithm.network is None or algorithm.own_outputs:
+            text = "must be mean, as the algorithm has no single network"
+            raise UsageError("evaluations.unseen_norms", self.experiment.unseen_norms, text)
+        flags: dict[int, Any] = {1: inputs.unseen_test}
+        flags |= {2 + i: True for i, name in enumerate(inputs.unseen) if name == "unseen_domain"}
+        sets = self.held_out(inputs)
+        for index, is_unseen in flags.items():
+            shards = types.Federation(data, *sets[index][0])
+            adapted = unseen_norms.evaluate(
+                self.experiment.unseen_norms,
+                self.experiment.model,
+                algorithm.network(state.server),
+                evaluation.here(evaluation.Set(shards, shared=True), self.axis, True),
+                axis=self.axis,
+                loss=self.experiment.loss,
+                score=self.experiment.score,
+            )
+            found[index] = optax.tree.where(is_unseen, adapted, found[index])
 
     def watch(
         self, data: types.Examples, inputs: Inputs, training: Training, cohort: types.Cohort

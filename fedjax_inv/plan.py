@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, evaluation, platforms, types
+from fedjax_inv import checks, evaluation, platforms, types, unseen_norms
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
@@ -47,6 +47,9 @@ class Evaluations(NamedTuple):
     # known, examples in the proportions of each client's classes (`inputs.own_tests`). None: for
     # algorithms with personal networks, as other ones have one network for all.
     by_client: bool | None = None
+    # The statistics of BatchNorm where an unseen domain is evaluated (`unseen_norms`): the "mean"
+    # of clients', those of each "batch", or those "estimated" of the domain's inputs.
+    unseen_norms: str = "mean"
     watched: int = 0  # about how many examples of training and test are evaluated in every round
     warm_start: Callable[[np.ndarray], int] = lambda sizes: 0  # sizes [C] -> rounds before a stop
     thresholds: tuple[float, ...] = ()  # these three as in `one_run.Experiment`
@@ -57,6 +60,7 @@ class Evaluations(NamedTuple):
         """Raise UsageError for a field that is out of range, or has no effect in T rounds."""
         checks.integer("evaluations.every", self.every, 1, rounds, ", the rounds")
         checks.one_of("evaluations.nonfinite", self.nonfinite, ("mark", "drop", "stop"))
+        checks.one_of("evaluations.unseen_norms", self.unseen_norms, unseen_norms.RULES)
         checks.integer("evaluations.watched", self.watched, 0)
         checks.function("evaluations.warm_start", self.warm_start)
         if not isinstance(self.thresholds, tuple | list):
@@ -145,6 +149,9 @@ class Plan:
         if self.is_placed:
             return self
         place = functools.partial(dataclasses.replace, self, is_placed=True)
+        if self.streams and self.evaluations.unseen_norms == "estimated":
+            text = "needs all examples of a domain at once, these are read in parts"
+            raise UsageError("evaluations.unseen_norms", "estimated", text)
         if self.streams:
             assert not isinstance(self.program, Streamed)
             source, every = stored.of_arrays(*self.data), self.evaluations.every

@@ -35,7 +35,7 @@ class Task(NamedTuple):
 
         There may be more outputs than classes in the examples, as a class may have no example yet.
         """
-        x = _one(examples.x)
+        x = shapes_of_one(examples.x)
 
         def served(x: Tree) -> Tree:
             return models.predict(model, model.init(jax.random.key(0), x), x)
@@ -71,7 +71,7 @@ class Task(NamedTuple):
         y = examples.y
         if not (jax.tree_util.all_leaves([y]) and jnp.issubdtype(y.dtype, jnp.floating)):
             return False
-        variables = jax.eval_shape(model.init, jax.random.key(0), _one(examples.x))
+        variables = jax.eval_shape(model.init, jax.random.key(0), shapes_of_one(examples.x))
         found = isinstance(variables.stats.head, models.InUnits)
         deviation = float(np.asarray(y).std(0).max(initial=0))
         if self.kind and not found and deviation > _WIDE:
@@ -81,7 +81,7 @@ class Task(NamedTuple):
 
     def _check_means(self, outputs: Tree, y: Tree) -> None:
         """Raise UsageError unless the loss and the score are means of a batch, []."""
-        one = _one(y)
+        one = shapes_of_one(y)
         mask = jax.ShapeDtypeStruct((1,), bool)
         for name, function in (("loss", self.loss), ("score", self.score.of_domains())):
             try:
@@ -109,7 +109,7 @@ class Task(NamedTuple):
         raise UsageError("y", y, text)
 
 
-def _one(arrays: Tree) -> Tree:
+def shapes_of_one(arrays: Tree) -> Tree:
     """Return the shapes of one example; to take it would compile a program."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), arrays)
 
