@@ -177,7 +177,7 @@ def scores(
     if len(columns) > 1:
         worst = test.min if measure.higher_is_better else test.max
         columns.append(("mean", test.mean(axis=1, skipna=False)))
-        columns.append(("worst domain", worst(axis=1, skipna=False)))
+        columns.append(("worst", worst(axis=1, skipna=False)))
     else:
         columns.append(("worst domain", _by_domain(rows, "worst").iloc[:, 0]))
     if rows["unseen_clients"].notna().any():
@@ -242,7 +242,7 @@ def main_table(
         return None
     domains = [*rows["held out"].unique()]
     further = [
-        column._replace(heading=rule_heading(rule))
+        column._replace(heading=f"mean by {rule}" if len(domains) > 1 else rule_heading(rule))
         for rule, column in zip(rules[1:], by_rule(cells, rules[1:]), strict=True)
     ]
 
@@ -269,7 +269,7 @@ def main_table(
     labels = [*rows["method"].unique(), *([CONSTANT] if constants else [])]
     shown = table(f"held-out {measure.heading()}", labels, _beside(columns, numbers))
     scored = columns[: -1 - len(further)]
-    narrow = [each for each in scored if each[0] in ("mean", "worst domain")]
+    narrow = [each for each in scored if each[0] in ("mean", "worst")]
     latex = [
         _for_paper(labels, _beside(each, numbers), names_of(cells))
         for each in (columns[:-1], scored, narrow)
@@ -286,7 +286,7 @@ def _for_paper(
     labels: Sequence[str], columns: Sequence["_Shown"], names: Mapping[str, str]
 ) -> pd.DataFrame:
     """A table for a paper: short headings, names in place of labels, and no empty row."""
-    short = {"worst domain": "worst", RULE_HEADINGS["oracle"]: "oracle"}
+    short = {RULE_HEADINGS["oracle"]: "oracle"}
     shown = [(short.get(heading, heading), texts) for heading, texts in columns]
     there = [label for label in labels if any(texts.get(label) for _, texts in columns)]
     frame = table("method", there, shown)

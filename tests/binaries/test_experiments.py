@@ -476,7 +476,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
     assert good == ["a", "30.0", "30.0"]
     assert bad == ["b", "diverged", ""]
     head, _, row = rows(("a", "0", False), ("a", "80", True))
-    assert head[1:] == ["0", "80", "mean", "worst domain", "at the last round"]
+    assert head[1:] == ["0", "80", "mean", "worst", "at the last round"]
     assert row == ["a", "30.0", "diverged", "", "", ""]
 
 
