@@ -41,7 +41,7 @@ test-lowest test-newest: test-%: .venv-%/.installed
 	.venv-$*/bin/python $(FAST) $(TESTS)
 
 test-flower: .venv-flower/.installed
-	.venv-flower/bin/python -m pytest --numprocesses=auto --dist=worksteal tests/library/test_flower.py
+	.venv-flower/bin/python -m pytest --numprocesses=auto --dist=worksteal tests/library/test_flower*.py
 
 # Warnings are errors, and so are links to nothing. The first page is build/docs/index.html.
 docs: $(VENV)/.installed-docs

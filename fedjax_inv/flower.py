@@ -371,7 +371,7 @@ def _means(replies: Iterable[RecordDict]) -> str:
     metrics = [dict(reply["metrics"]) for reply in replies]
     weights = [each.pop("examples") for each in metrics]
     means = {k: np.average([each[k] for each in metrics], weights=weights) for k in metrics[0]}
-    return ", ".join([f"{len(metrics)} clients", *(f"{k} {mean:.4g}" for k, mean in means.items())])
+    return ", ".join([f"replies {len(metrics)}", *(f"{k} {mean:.4g}" for k, mean in means.items())])
 
 
 @functools.partial(jax.jit, static_argnums=0)
