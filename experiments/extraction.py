@@ -63,6 +63,7 @@ def run(config: Config, options: Options) -> str:
         "crop": options.crop,
         "mean": list(body.mean),
         "deviation": list(body.std),
+        "precision": _precision(config),
     }
     parts = _Parts(out.with_name(f"{out.name}.parts"), len(dataset.y))
     if out.exists():
@@ -75,6 +76,7 @@ def run(config: Config, options: Options) -> str:
         variables,
         devices=machine.devices_of(config.machine),
         batch_size=options.images_at_once,
+        precision="highest" if _precision(config) == "bfloat16" else _precision(config),
     )
     # Without a terminal there is no bar.
     for first in tqdm(parts.lacking(), unit=f" x {_PART} images", disable=None):
@@ -109,6 +111,12 @@ def _body(config: Config, options: Options) -> models.Body:
     )
 
 
+def _precision(config: Config) -> str:
+    """That of products: float32, as features are computed once, unless flags say otherwise."""
+    given = config.network.precision
+    return "highest" if given == "auto" else given
+
+
 def _place(text: str) -> Path:
     """The .npz file, or the folder, of the features."""
     out = Path(text).expanduser()
@@ -132,6 +140,8 @@ def _network(config: Config, body: models.Body, side: int) -> tuple[types.Model,
     except UsageError as error:
         where = f"--model={config.network.model}"
         raise in_flags(error, where, {"path": "weights"}) from None
+    if config.network.precision == "bfloat16":
+        model = models.computed_in(model, "bfloat16")
     return models.normalised(model, body.mean, body.std), variables
 
 

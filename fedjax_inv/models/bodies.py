@@ -82,11 +82,12 @@ def encoder(
     *,
     devices: Sequence[jax.Device] | None = None,
     batch_size: int = 64,
+    precision: str = "highest",
 ) -> Callable[[Tree], np.ndarray]:
     """Return the function from inputs [M, ...] to the outputs [M, ...] of the model's body.
 
     It runs the body in evaluation mode, in batches over all devices, of which each takes a part of
-    a batch.
+    a batch. The precision is that of products on GPUs and TPUs, as in `platforms.products_at`.
     """
     devices = platforms.devices() if devices is None else devices
     mesh = Mesh(np.array(devices), ("images",))
@@ -97,7 +98,8 @@ def encoder(
     @jax.jit
     def encode(body: types.Halves, x: Tree) -> Array:
         params, stats = body
-        return model.encode(params, stats, x, jnp.ones(size, bool), False)[0]
+        with platforms.products_at(precision):
+            return model.encode(params, stats, x, jnp.ones(size, bool), False)[0]
 
     def features(x: Tree) -> np.ndarray:
         count = len(jax.tree.leaves(x)[0])
