@@ -25,7 +25,10 @@ from .folder import files
 
 _PART = 256  # images whose features are written at once
 # What features of one network have in common, as the record names it.
-_ALIKE = ("model", "weights", "layer", "unit_length", "image_size", "interpolation", "crop", "mean")
+_ALIKE = (
+    *("model", "weights", "layer", "unit_length"),
+    *("image_size", "interpolation", "crop", "mean", "deviation"),
+)
 
 
 class Options(NamedTuple):
