@@ -33,7 +33,7 @@ def main(argv: list[str]) -> str:
     """Runs the rows of the file that the first word names, and returns their table."""
     from fedjax_inv.checks import UsageError
 
-    from . import row_runs, rows
+    from .studies import row_runs, rows
 
     if not argv:
         raise UsageError("compare", ..., "name a file of rows, such as rows.toml")

@@ -14,13 +14,15 @@ from sklearn.metrics import ConfusionMatrixDisplay, PredictionErrorDisplay, conf
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 
-from . import data as data_sets
-from . import export, extraction, figures, finished, forms, metrics, predictions
+from . import export, extraction, finished, predictions
+from .build import data as data_sets
+from .build import metrics
+from .build.metrics import ACCURACY, Measure
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
 from .folder import files
-from .metrics import ACCURACY, Measure
 from .predictions import Predicted
+from .report import figures, forms
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_POINTS = 3000  # in the picture of values

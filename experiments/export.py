@@ -10,7 +10,8 @@ from fedjax_inv import averaging, wrapping
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import config, factories, finished, grid, network
+from . import config, finished
+from .build import factories, grid, network
 from .finished import OneRun, Runs
 from .folder import files
 

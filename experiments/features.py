@@ -33,7 +33,8 @@ flags.adopt_module_key_flags(command_line)
 def main(argv: list[str]) -> str:
     """Writes the features, and returns where they are."""
     del argv
-    from . import extraction, machine
+    from . import extraction
+    from .build import machine
 
     chosen, given = command_line.chosen(), flags.FLAGS
     machine.prepare(chosen.machine)

@@ -19,14 +19,14 @@ from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import divergence, experiment, factories, method, network, selection
+from .build import experiment, factories, method, network
+from .build.experiment import Setup
+from .build.grid import Cell
 from .config import Config
 from .errors import flag_error, shown
-from .experiment import Setup
-from .folder import checkpoints, log, provenance, run_folder, selected
+from .folder import checkpoints, divergence, log, provenance, run_folder, selected, selection
 from .folder.records import Line, Provenance, Result
 from .folder.selected import ServingState
-from .grid import Cell
 
 STATES = ("best", "last")
 

@@ -16,11 +16,12 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.inputs import group_names, groups
 from fedjax_inv.types import Algorithm, Tree
 
-from . import finished, metrics
+from . import finished
+from .build import metrics
+from .build.metrics import ACCURACY, Measure, Predictions
+from .build.objective import Objective
 from .finished import OneRun, Runs
 from .folder import summary
-from .metrics import ACCURACY, Measure, Predictions
-from .objective import Objective
 
 _BATCH = 256
 

@@ -25,14 +25,14 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
-from . import experiment, factories, grid, machine
+from .build import experiment, factories, grid, machine
+from .build.experiment import Setup
+from .build.grid import Cell
 from .config import Config
 from .errors import check_run_dir
-from .experiment import Setup
 from .folder import checkpoints, events, files, initial, provenance, records, run_folder
 from .folder.interrupt import Interrupt
 from .folder.recorder import Job, Recorder
-from .grid import Cell
 from .start import printable
 
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs

@@ -21,7 +21,8 @@ flags.adopt_module_key_flags(command_line)
 def main(argv: list[str]) -> str:
     """Draws the picture, and returns the table and the path of the picture."""
     del argv
-    from . import data_report, machine
+    from .build import machine
+    from .report import data_report
 
     chosen = command_line.chosen()
     machine.prepare(chosen.machine)

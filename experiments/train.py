@@ -24,8 +24,10 @@ def main(argv: list[str]) -> str:
     del argv
     from fedjax_inv.ahead import Ahead
 
-    from . import factories, machine, method, report, run
+    from . import run
+    from .build import factories, machine, method
     from .folder import run_folder
+    from .report import report
 
     if _HELP.value:
         method.check_algorithm(_HELP.value)

@@ -16,15 +16,17 @@ from absl.testing import flagsaver
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
-from fedjax_inv_experiments import command_line, config, experiment, figures, report, sheet
+from fedjax_inv_experiments import command_line, config, sheet
 from fedjax_inv_experiments import run as launching
+from fedjax_inv_experiments.build import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import log, provenance, records, run_folder
 from fedjax_inv_experiments.folder.interrupt import Interrupt
 from fedjax_inv_experiments.folder.recorder import Job, Recorder
 from fedjax_inv_experiments.folder.records import Domain, Line, Result
 from fedjax_inv_experiments.folder.selected import SelectedStates
-from fedjax_inv_experiments.selection import Rule
+from fedjax_inv_experiments.folder.selection import Rule
+from fedjax_inv_experiments.report import figures, report
 from fedjax_inv_experiments.studies import study
 
 

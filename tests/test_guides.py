@@ -20,7 +20,8 @@ from fedjax_inv import fit, laws, models
 from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv.data import clients
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import __main__, command_line, experiment
+from fedjax_inv_experiments import __main__, command_line
+from fedjax_inv_experiments.build import experiment
 from runs import no_figures, parsed, run
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import msgspec
 
-from .. import machine
+from ..build import machine
 
 
 @contextlib.contextmanager

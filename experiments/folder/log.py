@@ -15,9 +15,9 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from .. import machine
-from ..grid import Cell
-from ..metrics import Measure
+from ..build import machine
+from ..build.grid import Cell
+from ..build.metrics import Measure
 from . import files, records, summary
 from .records import Line
 

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from .. import divergence, machine
+from ..build import machine
+from . import divergence
 from .log import Log
 from .records import Line
 

@@ -20,11 +20,12 @@ from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
-from .. import divergence, machine, selection, start
+from .. import start
+from ..build import machine
+from ..build.grid import Cell
+from ..build.metrics import ACCURACY, Measure
 from ..config import Config
-from ..grid import Cell
-from ..metrics import ACCURACY, Measure
-from . import checkpoints, events, files, records, summary
+from . import checkpoints, divergence, events, files, records, selection, summary
 from .interrupt import Interrupt
 from .log import Log
 from .progress import ProgressLines

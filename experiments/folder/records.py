@@ -11,8 +11,8 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
-from .. import grid
-from ..metrics import ACCURACY, Measure
+from ..build import grid
+from ..build.metrics import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]

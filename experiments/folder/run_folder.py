@@ -13,10 +13,11 @@ from typing import Any, NoReturn
 import fedjax_inv
 from fedjax_inv.checks import UsageError
 
-from .. import config, factories, grid, machine, sheet
+from .. import config, sheet
+from ..build import factories, grid, machine
+from ..build.grid import Cell
 from ..config import NAMES, Config
 from ..errors import shown
-from ..grid import Cell
 from . import checkpoints, files, provenance, records
 from .records import Flag, FolderRecord, Provenance, Result
 

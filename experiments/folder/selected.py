@@ -11,10 +11,10 @@ from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
 from fedjax_inv.types import Array, Tree
 
-from .. import selection
-from ..selection import Rule
+from . import selection
 from .log import Log
 from .records import Line
+from .selection import Rule
 
 
 class ServingState(NamedTuple):

@@ -14,10 +14,10 @@ from fedjax_inv.data.federation import UNSEEN
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome
 
-from .. import selection
-from ..data import NEVER_SEEN
-from ..grid import Cell
-from ..metrics import ACCURACY, Measure
+from ..build.data import NEVER_SEEN
+from ..build.grid import Cell
+from ..build.metrics import ACCURACY, Measure
+from . import selection
 from .records import Domain, Line, RunResult, StopRecord
 
 

@@ -19,11 +19,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .. import forms, method
+from ..build import method
 from ..config import Config
 from ..folder.records import Record
-from ..studies import drawings, study
-from ..studies.study import Cells, Row, RowResult, Study
+from ..report import forms
+from . import drawings, study
+from .study import Cells, Row, RowResult, Study
 
 
 class Setting(NamedTuple):

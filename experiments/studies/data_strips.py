@@ -9,10 +9,11 @@ from matplotlib.axes import Axes
 
 from fedjax_inv.data import federation
 
-from .. import experiment, figures
+from ..build import experiment
 from ..config import Config
-from ..data_figures import rendered, to_rgb
-from ..studies import drawings
+from ..report import figures
+from ..report.data_figures import rendered, to_rgb
+from . import drawings
 
 _IMAGES = 8  # of a line
 # Colours that most colour-blind people tell apart (Okabe and Ito).

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .. import figures
-from ..names import named
+from ..report import figures
+from ..report.names import named
 
 _MOST = 100  # points of a curve
 NOTHING = "No figure: nothing was selected in any row."

@@ -15,10 +15,12 @@ import numpy as np
 from fedjax_inv.algorithms import exit_strategy
 from fedjax_inv.algorithms.exit_strategy import Outcome
 
-from .. import figures, finished, forms, selection
+from .. import finished
+from ..folder import selection
 from ..folder.records import Record
-from ..studies import drawings, study
-from ..studies.study import Cells, Row, RowResult
+from ..report import figures, forms
+from . import drawings, study
+from .study import Cells, Row, RowResult
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {

@@ -20,10 +20,12 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Tree, Variables
 
-from .. import figures, finished, selection
+from .. import finished
 from ..finished import OneRun
-from ..studies import drawings
-from ..studies.study import RowResult
+from ..folder import selection
+from ..report import figures
+from . import drawings
+from .study import RowResult
 
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn

@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import forms, grid, method, selection
+from ..build import grid, method
 from ..config import Config
+from ..folder import selection
 from ..folder.records import Record
-from ..studies import drawings, factors, study
-from ..studies.study import Cells, Row, RowResult, Study
+from ..report import forms
+from . import drawings, factors, study
+from .study import Cells, Row, RowResult, Study
 
 
 class Setting(NamedTuple):

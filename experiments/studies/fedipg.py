@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import forms, selection
+from ..folder import selection
 from ..folder.records import Line, Record
-from ..selection import RULES, Pick
-from ..studies import drawings, exit_strategy, study
-from ..studies.study import Cells, Row, RowResult, Study
+from ..folder.selection import RULES, Pick
+from ..report import forms
+from . import drawings, exit_strategy, study
+from .study import Cells, Row, RowResult, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),

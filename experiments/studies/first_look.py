@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import forms
 from ..folder.records import Record
-from ..studies import data_strips, study
-from ..studies.study import Cells, Row, RowResult, Study
+from ..report import forms
+from . import data_strips, study
+from .study import Cells, Row, RowResult, Study
 
 
 class Shift(NamedTuple):

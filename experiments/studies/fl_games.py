@@ -15,10 +15,10 @@ import numpy as np
 
 from fedjax_inv.data import environments
 
-from .. import forms
 from ..folder.records import Record
-from ..studies import drawings, masks, study
-from ..studies.study import Cells, Row, RowResult, Study
+from ..report import forms
+from . import drawings, masks, study
+from .study import Cells, Row, RowResult, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "colored_fashion"),

@@ -5,14 +5,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import differences, divergence, method, selection, tables
+from ..build import method
 from ..config import Config, Participation
-from ..differences import Difference
-from ..selection import Chosen
-from ..studies import study
-from ..studies.map_columns import LISTED as SHIFTS
-from ..studies.map_methods import FEDAVG
-from ..studies.study import RowResult
+from ..folder import divergence, selection
+from ..folder.selection import Chosen
+from ..report import differences, tables
+from ..report.differences import Difference
+from . import study
+from .map_columns import LISTED as SHIFTS
+from .map_methods import FEDAVG
+from .study import RowResult
 
 
 class Cell(NamedTuple):

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from .. import differences
-from .. import figures as drawing
-from ..names import named
-from ..studies import drawings
-from ..studies.map_cells import Cell, heading, place_of
-from ..studies.map_columns import LISTED as SHIFTS
-from ..studies.map_methods import FEDAVG
+from ..report import differences
+from ..report import figures as drawing
+from ..report.names import named
+from . import drawings
+from .map_cells import Cell, heading, place_of
+from .map_columns import LISTED as SHIFTS
+from .map_methods import FEDAVG
 
 _COLOURS = "PuOr_r"  # purple and orange differ for all kinds of colour vision
 # The difference in points from which on the colour stays the same.

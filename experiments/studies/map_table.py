@@ -11,15 +11,17 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 
-from .. import command_line, differences, factories, forms, method, runs_csv, tables
+from .. import command_line
+from ..build import factories, method
 from ..errors import check_known, flag_error
 from ..folder import files
-from ..studies import map_figures, map_methods, study
-from ..studies.map_cells import Cell, cells_of, heading, place_of
-from ..studies.map_columns import LISTED as SHIFTS
-from ..studies.map_columns import Shift
-from ..studies.map_methods import FEDAVG
-from ..studies.study import Options, Row, RowResult, Study
+from ..report import differences, forms, runs_csv, tables
+from . import map_figures, map_methods, study
+from .map_cells import Cell, cells_of, heading, place_of
+from .map_columns import LISTED as SHIFTS
+from .map_columns import Shift
+from .map_methods import FEDAVG
+from .study import Options, Row, RowResult, Study
 
 # Data set -> the unseen domain of data that have domains of their own.
 DATA = {"digits": "", "mnist": "", "fashion_mnist": "", "pacs": "sketch"}

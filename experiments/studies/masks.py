@@ -17,11 +17,12 @@ from matplotlib.axes import Axes
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.types import Tree
 
-from .. import figures, finished, predictions
-from ..data_figures import rendered, to_rgb
+from .. import finished, predictions
 from ..finished import OneRun
-from ..studies import drawings
-from ..studies.study import RowResult
+from ..report import figures
+from ..report.data_figures import rendered, to_rgb
+from . import drawings
+from .study import RowResult
 
 IMAGES = (0, 11)  # of the test domain
 SAMPLES = 1000  # perturbed images per mask

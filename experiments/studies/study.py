@@ -15,25 +15,16 @@ import numpy as np
 import pandas as pd
 from absl import flags
 
-from .. import (
-    command_line,
-    divergence,
-    forms,
-    machine,
-    report,
-    row_runs,
-    runs_csv,
-    selection,
-    sheet,
-    tables,
-)
+from .. import command_line, sheet
+from ..build import machine
 from ..config import Participation, Partition
-from ..differences import Column, Scores
 from ..errors import check_known
-from ..folder import files, records
-from ..row_runs import CellResult, RowResult, configs, overrides, run, with_labels
-from ..rows import Number, Row, RowsFile, read, read_numbers
-from ..studies import drawings
+from ..folder import divergence, files, records, selection
+from ..report import forms, report, runs_csv, tables
+from ..report.differences import Column, Scores
+from . import drawings, row_runs
+from .row_runs import CellResult, RowResult, configs, overrides, run, with_labels
+from .rows import Number, Row, RowsFile, read, read_numbers
 
 _HERE = Path(__file__).parent
 # (path of the picture, data set, rows) -> the line to print about the picture

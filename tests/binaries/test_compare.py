@@ -9,8 +9,9 @@ import pytest
 
 import runs
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import compare, row_runs, rows, train
-from fedjax_inv_experiments.rows import Row
+from fedjax_inv_experiments import compare, train
+from fedjax_inv_experiments.studies import row_runs, rows
+from fedjax_inv_experiments.studies.rows import Row
 from runs import jobs, no_figures
 
 TEXT = """

@@ -13,8 +13,9 @@ from fedjax_inv.data import dataset, simpson, stains
 from fedjax_inv.models import resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.platforms import PRECISIONS
-from fedjax_inv_experiments import command_line, config, factories, metrics, selection, sheet
-from fedjax_inv_experiments.folder import run_folder
+from fedjax_inv_experiments import command_line, config, sheet
+from fedjax_inv_experiments.build import factories, metrics
+from fedjax_inv_experiments.folder import run_folder, selection
 from runs import with_flags
 
 PRESET = "--preset=rotated_digits"  # says --set=penalty=0.001,0.01

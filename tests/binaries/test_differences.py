@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments import differences
-from fedjax_inv_experiments.differences import Column
-from fedjax_inv_experiments.metrics import Measure
+from fedjax_inv_experiments.build.metrics import Measure
+from fedjax_inv_experiments.report import differences
+from fedjax_inv_experiments.report.differences import Column
 
 NAN = math.nan
 RNG = np.random.default_rng(0)

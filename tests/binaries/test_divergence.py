@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedjax_inv_experiments import config, divergence, forms, row_runs, selection, tables
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.folder import divergence, selection
 from fedjax_inv_experiments.folder.progress import ProgressLines
 from fedjax_inv_experiments.folder.records import (
     CellRecord,
@@ -19,8 +20,9 @@ from fedjax_inv_experiments.folder.records import (
     RunResult,
     StopRecord,
 )
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import fedipg, study
+from fedjax_inv_experiments.report import forms, tables
+from fedjax_inv_experiments.studies import fedipg, row_runs, study
+from fedjax_inv_experiments.studies.rows import Row
 from runs import line
 
 # Learning rate -> the seeds that diverged, and the validation accuracy of all seeds.

@@ -22,22 +22,15 @@ import slow
 from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.plan import Plan
-from fedjax_inv_experiments import (
-    config,
-    experiment,
-    forms,
-    grid,
-    objective,
-    run_figures,
-    selection,
-    tables,
-)
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.build import experiment, grid, objective
+from fedjax_inv_experiments.build.grid import Cell
 from fedjax_inv_experiments.config import NAMES, Config, Evaluation
-from fedjax_inv_experiments.folder import log, records
+from fedjax_inv_experiments.folder import log, records, selection
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.recorder import Job, Recorder
 from fedjax_inv_experiments.folder.records import Domain, Result, RunResult
-from fedjax_inv_experiments.grid import Cell
+from fedjax_inv_experiments.report import forms, run_figures, tables
 from fedjax_inv_experiments.start import Diverged
 from runs import (
     Ran,

@@ -12,14 +12,15 @@ from matplotlib.figure import Figure
 
 from fedjax_inv import algorithms
 from fedjax_inv.data.dataset import Dataset
-from fedjax_inv_experiments import data_figures, evaluation, figures, names, run_figures
-from fedjax_inv_experiments.data_figures import Holders
-from fedjax_inv_experiments.differences import Column
+from fedjax_inv_experiments import evaluation
+from fedjax_inv_experiments.build.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.folder import records
 from fedjax_inv_experiments.folder.records import Domain, Line, Result, RunRecord, RunResult
-from fedjax_inv_experiments.metrics import ACCURACY, Measure
+from fedjax_inv_experiments.report import data_figures, figures, names, run_figures
+from fedjax_inv_experiments.report.data_figures import Holders
+from fedjax_inv_experiments.report.differences import Column
+from fedjax_inv_experiments.report.tables import Cell
 from fedjax_inv_experiments.studies import drawings
-from fedjax_inv_experiments.tables import Cell
 from runs import line
 
 

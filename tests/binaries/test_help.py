@@ -13,18 +13,9 @@ import pytest
 import runs
 from fedjax_inv import __version__
 from fedjax_inv.algorithms import LISTED
-from fedjax_inv_experiments import (
-    __main__,
-    command_line,
-    config,
-    factories,
-    paper,
-    row_runs,
-    sheet,
-    start,
-    train,
-)
-from fedjax_inv_experiments.studies import map_table, study
+from fedjax_inv_experiments import __main__, command_line, config, paper, sheet, start, train
+from fedjax_inv_experiments.build import factories
+from fedjax_inv_experiments.studies import map_table, row_runs, study
 from runs import parsed
 
 ROOT = Path(__file__).parents[2]

@@ -5,9 +5,11 @@ import pandas as pd
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import config, experiment, finished, selection, tables
-from fedjax_inv_experiments.folder import log
+from fedjax_inv_experiments import config, finished
+from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.folder import log, selection
 from fedjax_inv_experiments.folder import run_folder as folders
+from fedjax_inv_experiments.report import tables
 from runs import Ran, ran
 
 DOMAINS = ("0", "30")  # beside the one that is held out

@@ -16,19 +16,12 @@ from fedjax_inv import algorithms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
-from fedjax_inv_experiments import (
-    clients,
-    command_line,
-    config,
-    differences,
-    experiment,
-    grid,
-    run,
-    sheet,
-)
-from fedjax_inv_experiments import figures as drawing
+from fedjax_inv_experiments import command_line, config, run, sheet
 from fedjax_inv_experiments import map as map_binary
+from fedjax_inv_experiments.build import clients, experiment, grid
 from fedjax_inv_experiments.folder import recorder as trained
+from fedjax_inv_experiments.report import differences
+from fedjax_inv_experiments.report import figures as drawing
 from fedjax_inv_experiments.studies import (
     map_cells,
     map_columns,

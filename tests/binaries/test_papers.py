@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import slow
-from fedjax_inv_experiments import grid, row_runs, studies
+from fedjax_inv_experiments import studies
+from fedjax_inv_experiments.build import grid
 from fedjax_inv_experiments.paper import PAPERS
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import study
+from fedjax_inv_experiments.studies import row_runs, study
+from fedjax_inv_experiments.studies.rows import Row
 from runs import options, others
 
 

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import command_line, figures, grid, method, row_runs
-from fedjax_inv_experiments.row_runs import RowResult
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import cafe, study
+from fedjax_inv_experiments import command_line
+from fedjax_inv_experiments.build import grid, method
+from fedjax_inv_experiments.report import figures
+from fedjax_inv_experiments.studies import cafe, row_runs, study
+from fedjax_inv_experiments.studies.row_runs import RowResult
+from fedjax_inv_experiments.studies.rows import Row
 from fedjax_inv_experiments.studies.study import Cells
 
 

@@ -9,10 +9,11 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
-from fedjax_inv_experiments import command_line, figures, row_runs
-from fedjax_inv_experiments.row_runs import RowResult
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, study
+from fedjax_inv_experiments import command_line
+from fedjax_inv_experiments.report import figures
+from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, row_runs, study
+from fedjax_inv_experiments.studies.row_runs import RowResult
+from fedjax_inv_experiments.studies.rows import Row
 from runs import options, states
 
 SMALL = (

@@ -8,10 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
-from fedjax_inv_experiments import command_line, config, figures, finished, grid, row_runs
-from fedjax_inv_experiments.row_runs import RowResult
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import factors, fedcfa, study
+from fedjax_inv_experiments import command_line, config, finished
+from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.report import figures
+from fedjax_inv_experiments.studies import factors, fedcfa, row_runs, study
+from fedjax_inv_experiments.studies.row_runs import RowResult
+from fedjax_inv_experiments.studies.rows import Row
 from fedjax_inv_experiments.studies.study import Cells
 from runs import no_figures, with_flags
 

@@ -8,9 +8,9 @@ import pytest
 import runs
 from fedjax_inv_experiments import command_line, config
 from fedjax_inv_experiments.folder.records import CellRecord, Domain, Line, Result, RunResult
-from fedjax_inv_experiments.row_runs import CellResult, RowResult
-from fedjax_inv_experiments.rows import Row
 from fedjax_inv_experiments.studies import fedipg, study
+from fedjax_inv_experiments.studies.row_runs import CellResult, RowResult
+from fedjax_inv_experiments.studies.rows import Row
 
 # Accuracies of two domains of 400 examples; a difference of 0.0306 is by chance.
 ACCURACIES = [

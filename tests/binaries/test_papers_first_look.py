@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments import experiment, figures, row_runs
+from fedjax_inv_experiments.build import experiment
 from fedjax_inv_experiments.config import NAMES, Config
-from fedjax_inv_experiments.row_runs import CellResult, RowResult
-from fedjax_inv_experiments.studies import data_strips, drawings, first_look, study
+from fedjax_inv_experiments.report import figures
+from fedjax_inv_experiments.studies import data_strips, drawings, first_look, row_runs, study
+from fedjax_inv_experiments.studies.row_runs import CellResult, RowResult
 from runs import others
 
 ROWS = first_look.rows("digits")

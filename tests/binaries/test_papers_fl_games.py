@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from fedjax_inv.plan import Plan
-from fedjax_inv_experiments import command_line, forms, row_runs
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.studies import fl_games, study
+from fedjax_inv_experiments import command_line
+from fedjax_inv_experiments.report import forms
+from fedjax_inv_experiments.studies import fl_games, row_runs, study
+from fedjax_inv_experiments.studies.rows import Row
 from runs import no_figures, with_flags
 from runs import options as options_of
 

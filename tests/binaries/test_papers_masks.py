@@ -12,10 +12,10 @@ import runs
 from fedjax_inv.data import federation
 from fedjax_inv.types import Array, Tree
 from fedjax_inv_experiments import config, finished
-from fedjax_inv_experiments.data_figures import to_rgb
-from fedjax_inv_experiments.row_runs import CellResult, RowResult
-from fedjax_inv_experiments.rows import Row
+from fedjax_inv_experiments.report.data_figures import to_rgb
 from fedjax_inv_experiments.studies import masks
+from fedjax_inv_experiments.studies.row_runs import CellResult, RowResult
+from fedjax_inv_experiments.studies.rows import Row
 from runs import no_figures, with_flags
 
 TINY = config.of(

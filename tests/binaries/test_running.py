@@ -16,15 +16,17 @@ from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
-from fedjax_inv_experiments import config, grid, tables
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.build.grid import Cell
+from fedjax_inv_experiments.build.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints, files, log, provenance, records, summary
 from fedjax_inv_experiments.folder import recorder as cells
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.records import Domain, Line, Provenance, Result, RunResult
-from fedjax_inv_experiments.grid import Cell
-from fedjax_inv_experiments.metrics import ACCURACY, Measure
-from fedjax_inv_experiments.selection import RULES
+from fedjax_inv_experiments.folder.selection import RULES
+from fedjax_inv_experiments.report import tables
 from runs import line, selecting, with_flags
 
 CHOSEN = config.of(rounds=6, eval_every=3, seeds=(0, 1), resume=True)

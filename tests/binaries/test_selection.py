@@ -10,8 +10,8 @@ import runs
 from fedjax_inv import inputs
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
-from fedjax_inv_experiments import grid, selection, tables
-from fedjax_inv_experiments.folder import summary
+from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.folder import selection, summary
 from fedjax_inv_experiments.folder.records import (
     CellRecord,
     Domain,
@@ -20,7 +20,8 @@ from fedjax_inv_experiments.folder.records import (
     RunRecord,
     RunResult,
 )
-from fedjax_inv_experiments.selection import RULES
+from fedjax_inv_experiments.folder.selection import RULES
+from fedjax_inv_experiments.report import tables
 
 
 def line(round: int, accuracies: tuple[float, ...], test: float, examples: int = 400) -> Line:

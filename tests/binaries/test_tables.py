@@ -13,17 +13,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments import (
-    config,
-    differences,
-    forms,
-    report,
-    row_runs,
-    runs_csv,
-    selection,
-    tables,
-)
-from fedjax_inv_experiments.folder import records
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.build.metrics import Measure
+from fedjax_inv_experiments.folder import records, selection
 from fedjax_inv_experiments.folder.records import (
     Domain,
     Line,
@@ -32,11 +24,11 @@ from fedjax_inv_experiments.folder.records import (
     RunResult,
     StopRecord,
 )
-from fedjax_inv_experiments.metrics import Measure
-from fedjax_inv_experiments.rows import Row
-from fedjax_inv_experiments.selection import RULES
-from fedjax_inv_experiments.studies import fl_games, study
-from fedjax_inv_experiments.tables import Cell
+from fedjax_inv_experiments.folder.selection import RULES
+from fedjax_inv_experiments.report import differences, forms, report, runs_csv, tables
+from fedjax_inv_experiments.report.tables import Cell
+from fedjax_inv_experiments.studies import fl_games, row_runs, study
+from fedjax_inv_experiments.studies.rows import Row
 from runs import line
 
 NAN = math.nan

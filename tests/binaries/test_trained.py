@@ -23,11 +23,12 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.models import saved
 from fedjax_inv.one_run import Training
 from fedjax_inv.types import Algorithm
-from fedjax_inv_experiments import config, evaluation, export, finished, objective, predictions
+from fedjax_inv_experiments import config, evaluation, export, finished, predictions
+from fedjax_inv_experiments.build import objective
 from fedjax_inv_experiments.folder import checkpoints, selected
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.selected import SelectedStates, ServingState
-from fedjax_inv_experiments.selection import RULES
+from fedjax_inv_experiments.folder.selection import RULES
 from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, with_flags
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import config, data_figures, experiment, finished, predictions
-from fedjax_inv_experiments import data as data_flags
+from fedjax_inv_experiments import config, finished, predictions
+from fedjax_inv_experiments.build import data as data_flags
+from fedjax_inv_experiments.build import experiment
 from fedjax_inv_experiments.folder import log
 from fedjax_inv_experiments.folder.records import Domain
+from fedjax_inv_experiments.folder.selection import RULES
 from fedjax_inv_experiments.folder.summary import NEVER_SEEN
-from fedjax_inv_experiments.selection import RULES
+from fedjax_inv_experiments.report import data_figures
 from runs import line, no_figures, train
 
 DOMAINS = ("a", "c", "p", "s")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fedjax_inv.data import federation
-from fedjax_inv_experiments import config, experiment
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.build import experiment
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:

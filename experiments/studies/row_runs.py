@@ -12,25 +12,16 @@ from absl import flags
 from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
-from . import (
-    command_line,
-    figures,
-    grid,
-    machine,
-    method,
-    report,
-    run_figures,
-    runs_csv,
-    selection,
-    tables,
-)
-from .config import Config
-from .differences import Tests
-from .errors import check_known
-from .folder import files, log, records, run_folder
-from .folder.records import Line, Result, RunResult, Sweep
+from .. import command_line
+from ..build import grid, machine, method
+from ..config import Config
+from ..errors import check_known
+from ..folder import files, log, records, run_folder, selection
+from ..folder.records import Line, Result, RunResult, Sweep
+from ..report import figures, report, run_figures, runs_csv, tables
+from ..report.differences import Tests
+from ..run import Launch, Programs, Report, prepare
 from .rows import Row, RowsFile
-from .run import Launch, Programs, Report, prepare
 
 _RECORD = "row.json"  # in the folder of a row that has run
 # Flags of data that say nothing of which examples are the test of a held-out domain.

@@ -15,10 +15,10 @@ from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
+from ..build.experiment import Setup
+from ..build.grid import Cell
+from ..folder import summary
 from . import figures
-from .experiment import Setup
-from .folder import summary
-from .grid import Cell
 
 # The names of a cue's values; the values of other cues are numbers.
 _NAMES = {"stroke": stains.COLORS, "ground": stains.COLORS}

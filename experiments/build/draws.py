@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from .config import Training
-from .errors import flag_error
+from ..config import Training
+from ..errors import flag_error
 
 # Of learning rates: of sgd, and of other optimizers as DomainBed draws Adam's for small images
 # (Gulrajani & Lopez-Paz 2021, "In Search of Lost Domain Generalization").

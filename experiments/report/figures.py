@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from .folder import files
+from ..folder import files
 from .names import METHODS, named
 
 _LINES = ("-", "--", ":", "-.", (0, (8, 2)))

@@ -14,8 +14,8 @@ from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Devices
 
-from .config import Machine
-from .errors import flag_error, in_flags
+from ..config import Machine
+from ..errors import flag_error, in_flags
 
 _HERE = ("localhost", "127.0.0.1", "[::1]")  # hosts that are this machine
 # Whether a device holds only its own clients; None: where all attend.

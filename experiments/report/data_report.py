@@ -8,10 +8,12 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from . import data_figures, experiment, figures, forms, run, scaling
-from .config import Config
+from .. import run
+from ..build import experiment, scaling
+from ..config import Config
+from ..errors import check_picture
+from . import data_figures, figures, forms
 from .data_figures import Holders
-from .errors import check_picture
 
 _FEATURES = 30  # the most features in their table
 

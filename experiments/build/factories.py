@@ -24,8 +24,8 @@ from fedjax_inv import algorithms, averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
 
-from .config import HEADS
-from .errors import check_known, flag_error, in_flags, shown
+from ..config import HEADS
+from ..errors import check_known, flag_error, in_flags, shown
 
 T = TypeVar("T")
 # Networks that have no normalisation layers unless --norm asks for them.

@@ -33,10 +33,10 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
-from . import grid
-from .config import NAMES
-from .errors import near
-from .selection import RULES
+from ..build import grid
+from ..config import NAMES
+from ..errors import near
+from ..folder.selection import RULES
 
 _SETTINGS = ("set", "optimizer_set")  # flags that hold tables
 _OF_ALL = ("run_dir", "resume", "select")  # not of a row, but of the command or of the file

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from scipy import special
 
-from .errors import flag_error
+from ..errors import flag_error
 
 _BINS = 15  # of the calibration error
 

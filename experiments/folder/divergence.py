@@ -7,7 +7,7 @@ becomes NaN or infinite.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .errors import shown
+from ..errors import shown
 
 REMEDY = (
     "lower --learning_rate, clip the gradients with --clip, or set --standardise if it is not set; "

@@ -16,8 +16,8 @@ from fedjax_inv.plan import Evaluations
 from fedjax_inv.types import Loss
 
 from . import factories, metrics
-from .config import Evaluation
-from .errors import flag_error
+from ..config import Evaluation
+from ..errors import flag_error
 from .factories import is_outside
 from .metrics import ACCURACY, Measure
 

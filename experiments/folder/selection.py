@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..build.metrics import ACCURACY, Measure
+from ..errors import shown
 from . import divergence
-from .errors import shown
-from .metrics import ACCURACY, Measure
 
 Line = Any  # an evaluation of a run: a `running.records.Line`
 Run = Any  # a `running.records.RunResult`

@@ -14,14 +14,14 @@ import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
 
-from . import differences, divergence, forms, selection
+from ..build.metrics import ACCURACY, Measure
+from ..folder import divergence, files, selection
+from ..folder.records import Line, Result
+from ..folder.selection import Chosen, choose, held_out_of
+from ..folder.summary import NEVER_SEEN
+from . import differences, forms
 from .differences import Column, Tests
-from .folder import files
-from .folder.records import Line, Result
-from .folder.summary import NEVER_SEEN
 from .forms import Part, known, spread, text_of
-from .metrics import ACCURACY, Measure
-from .selection import Chosen, choose, held_out_of
 
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
 # Seed -> as in `records.Sweep`

@@ -12,25 +12,15 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 
-from . import (
-    data_figures,
-    figures,
-    finished,
-    forms,
-    names,
-    predictions,
-    run_figures,
-    runs_csv,
-    selection,
-    tables,
-)
-from .config import Config
-from .experiment import Setup
-from .folder import files, log, provenance, records, run_folder
-from .folder.records import Origin, Result, Sweep
+from .. import finished, predictions
+from ..build.experiment import Setup
+from ..build.metrics import ACCURACY, LOWER_IS_BETTER
+from ..config import Config
+from ..folder import files, log, provenance, records, run_folder, selection
+from ..folder.records import Origin, Result, Sweep
+from ..run import FinishedCell
+from . import data_figures, figures, forms, names, run_figures, runs_csv, tables
 from .forms import Part
-from .metrics import ACCURACY, LOWER_IS_BETTER
-from .run import FinishedCell
 
 
 def write(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:

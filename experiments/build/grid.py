@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fedjax_inv.inputs import Run
 
 from . import draws, factories, method
-from .config import Config
+from ..config import Config
 from .factories import takes
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from . import selection
-from .folder import files, log
-from .selection import RULES
+from ..folder import files, log, selection
+from ..folder.selection import RULES
 from .tables import Cell
 
 _NAMED = ("run", "seed", "round", "hyper", "domains")  # fields of a line with columns of their own

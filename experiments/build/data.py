@@ -20,8 +20,8 @@ from fedjax_inv.data import (
 )
 from fedjax_inv.data.dataset import Dataset
 
-from .config import Config, Data
-from .errors import check_known, flag_error, in_flags
+from ..config import Config, Data
+from ..errors import check_known, flag_error, in_flags
 
 NEVER_SEEN = "clients never seen"  # the name of their examples, as of a domain
 # Names that a domain among others cannot have, as flags and tables have another meaning for them.

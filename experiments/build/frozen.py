@@ -12,8 +12,8 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Model, Tree, Variables
 
 from . import factories, machine
-from .config import Config
-from .errors import in_flags
+from ..config import Config
+from ..errors import in_flags
 
 
 class FrozenBody(NamedTuple):

@@ -14,12 +14,12 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_inv.data.federation import UNSEEN
 
-from . import differences, figures, selection, tables
+from ..build.metrics import Measure
+from ..folder import files, log, selection
+from ..folder.records import Line
+from ..folder.selection import Chosen
+from . import differences, figures, tables
 from .differences import Column
-from .folder import files, log
-from .folder.records import Line
-from .metrics import Measure
-from .selection import Chosen
 from .tables import Cell
 
 _COLUMN, _PAGE = 3.17, 6.48  # inches, as those of tables

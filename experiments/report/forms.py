@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import tabulate
 
-from .folder import files
-from .metrics import Measure
+from ..build.metrics import Measure
+from ..folder import files
 
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
 
