@@ -48,6 +48,7 @@ from fedjax_inv.types import Array, Tree
 
 T = TypeVar("T")
 
+_MORE = 1.25  # places for each run, up to which shared batches make up for repeated runs
 _WAITING = 1.5  # the price of a round in which devices wait for each other, by measurement
 RUNS, CLIENTS = "runs", "clients"  # the axes of a mesh
 _STEPS = 64  # the numbers of rows of devices are rounded up to a multiple of 1/64 of all
@@ -140,6 +141,10 @@ class Layout(NamedTuple):
     mesh: Mesh | None = None  # of the axes "runs" and "clients", or of "clients"; None: one device
     own: bool = False  # whether only the data and states of its own clients lie on a device
     num_runs: int = 1  # R, which matters if several devices share the runs
+    # The runs in the order in which they lie, device by device; (): as they are, and the last one
+    # is repeated until the devices share them evenly.
+    order: tuple[int, ...] = ()
+    settings: int = 1  # runs that lie beside each other and share all but their settings
 
     @classmethod
     def of(
@@ -166,6 +171,24 @@ class Layout(NamedTuple):
         if own is None:
             own = num_slots == num_clients > 1 and shape[1] > 1
         return cls(mesh(shape, used), own, num_runs)
+
+    def sharing(self, runs: np.ndarray) -> "Layout":
+        """Return the layout in which a row's runs lie together, of a table of runs [S, G].
+
+        The runs of a row share all but their settings. Devices share the rows, or the columns if
+        fewer runs are then repeated; if too many would be, the layout stays as it is.
+        """
+        number = self.run_devices
+        rows = runs[_evenly(len(runs), number)]
+        columns = runs[:, _evenly(runs.shape[1], number)]
+        order, settings = rows.ravel(), runs.shape[1]
+        if columns.size < rows.size:
+            parts = np.split(columns, number, axis=1)
+            order, settings = np.concatenate([part.ravel() for part in parts]), parts[0].shape[1]
+        if settings == 1 or len(order) > _MORE * len(_evenly(runs.size, number)):
+            return self
+        is_moved = not np.array_equal(order, np.arange(runs.size))
+        return self._replace(order=tuple(order.tolist()) if is_moved else (), settings=settings)
 
     def _size(self, name: str) -> int:
         return 1 if self.mesh is None else self.mesh.shape.get(name, 1)
@@ -251,10 +274,12 @@ class Layout(NamedTuple):
 
         The last run stands for runs beyond R.
         """
-        if self.run_devices == 1:
+        if self.run_devices == 1 and not self.order:
             return tree
-        first = jax.lax.axis_index(RUNS) * num_local
+        first = jax.lax.axis_index(RUNS) * num_local if self.run_devices > 1 else 0
         wanted = first + jax.numpy.arange(num_local)
+        if self.order:
+            wanted = jax.numpy.asarray(self.order)[wanted]
         return jax.tree.map(lambda leaf: leaf[jax.numpy.minimum(wanted, leaf.shape[0] - 1)], tree)
 
     def place(
@@ -275,9 +300,9 @@ class Layout(NamedTuple):
           put: places a tree under a sharding, for devices that are not there.
         """
         put = put or _put
+        inputs = jax.tree.map(self._in_places, inputs)
         if self.mesh is None:
             return data, inputs
-        inputs = jax.tree.map(self._padded, inputs)
         if self.own:
             rows, inputs = _by_owner(len(jax.tree.leaves(data)[0]), inputs, self)
             data = jax.tree.map(lambda leaf: np.asarray(leaf)[rows], data)
@@ -290,22 +315,22 @@ class Layout(NamedTuple):
         assert self.mesh is not None
         return NamedSharding(self.mesh, spec)
 
-    def _padded(self, leaf: Array) -> Array:
-        """Repeat the last of the runs [R, ...] until the devices share them evenly."""
-        return _at(leaf, 0, _evenly(leaf.shape[0], self.run_devices))
+    def _in_places(self, leaf: Array) -> Array:
+        """Return the runs [R, ...] in their order, some repeated so that devices share evenly."""
+        places = np.array(self.order) if self.order else _evenly(leaf.shape[0], self.run_devices)
+        return _at(leaf, 0, places)
 
     def place_runs(self, tree: T) -> T:
         """Place a tree of arrays [R, ...], equal on each process, as the program expects them."""
-        if self.mesh is None:
-            return tree
-        return _put(jax.tree.map(self._padded, tree), self._sharding(self.run_spec))
+        tree = jax.tree.map(self._in_places, tree)
+        return tree if self.mesh is None else _put(tree, self._sharding(self.run_spec))
 
     def place_clients(self, states: Tree) -> Tree:
         """Place clients' states [R, C, ...], equal on each process, as the program expects them."""
 
+        states = jax.tree.map(self._in_places, states)
         if self.mesh is None:
             return jax.device_put(states)
-        states = jax.tree.map(self._padded, states)
         if self._client_name is not None:
             states = jax.tree.map(
                 lambda leaf: _at(leaf, 1, _evenly(leaf.shape[1], self.client_devices)), states
@@ -327,15 +352,18 @@ class Layout(NamedTuple):
 
         They are on the host if they differ between devices.
         """
-        if self.run_devices == 1:
+        if self.run_devices == 1 and not self.order:
             return tree
+        places = np.arange(self.num_runs)
+        if self.order:
+            places = np.array([self.order.index(run) for run in range(max(self.order) + 1)])
 
         def leaf(array: Array) -> Tree:
             if _is_key(array):
                 keys = jax.random.wrap_key_data(leaf(jax.random.key_data(array)))
                 # Keys have no form on the host, and orbax saves no array of one process alone.
-                return _put(keys, self._sharding(_WHOLE))
-            return on_host(array)[: self.num_runs]
+                return keys if self.mesh is None else _put(keys, self._sharding(_WHOLE))
+            return on_host(array)[places]
 
         return jax.tree.map(leaf, tree)
 
@@ -418,7 +446,7 @@ def _evenly(number: int, num_devices: int) -> np.ndarray:
 
 def _at(array: Array, axis: int, index: np.ndarray) -> Array:
     """Return entries of an axis, taken on the host, where nothing is compiled for each shape."""
-    if len(index) == array.shape[axis]:
+    if np.array_equal(index, np.arange(array.shape[axis])):
         return array
     if _is_key(array):
         return jax.random.wrap_key_data(_at(jax.random.key_data(array), axis, index))

@@ -82,6 +82,20 @@ def combinations(seeds: Sequence[int], **hyper: Sequence[float]) -> list[Run]:
     ]
 
 
+def by_seed(runs: Sequence[Run]) -> np.ndarray:
+    """Return the numbers of the runs [S, G]: those of a row share all but their settings.
+
+    They have the same seed and leave out the same domain. If some seeds have more runs than others,
+    each run has a row of its own, [R, 1].
+    """
+    kinds: dict[tuple[int, str], list[int]] = {}
+    for number, run in enumerate(runs):
+        kinds.setdefault((run.seed, run.left_out), []).append(number)
+    if len({len(numbers) for numbers in kinds.values()}) > 1:
+        return np.arange(len(runs))[:, None]
+    return np.array(list(kinds.values()))
+
+
 def of_runs(
     runs: Sequence[Run],
     splits: Mapping[int, Split],

@@ -14,18 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_inv import callbacks as acting
-from fedjax_inv import checks, evaluation, platforms, types, unseen_norms
+from fedjax_inv import checks, communication, evaluation, platforms, types, unseen_norms
 from fedjax_inv.ahead import Ahead
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, stored
 from fedjax_inv.devices import Devices, Layout
 from fedjax_inv.fitted import Diverged, Fitted, NonfiniteWarning
-from fedjax_inv.inputs import Inputs, Run
-from fedjax_inv.one_run import Experiment, Outcome
+from fedjax_inv.inputs import Inputs, Run, by_seed
+from fedjax_inv.one_run import Experiment, Outcome, first_network
 from fedjax_inv.program import Program
 from fedjax_inv.streaming import Streamed
 from fedjax_inv.task import Task
+
+_SHARED_BYTES = 2**18  # of a network on a CPU whose settings share their batches, by measurement
 
 
 class Evaluations(NamedTuple):
@@ -118,6 +120,9 @@ class Plan:
         num_clients = inputs.train.size.shape[1]
         num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data))
         layout = devices.layout(len(runs), cohorts.who.shape[2], num_clients, num_bytes)
+        streams = devices.streams(num_clients, num_bytes)
+        if not streams and devices.run_chunk is None:
+            layout = _sharing(layout, experiment, runs, data, inputs)
         at_once = 1 if platforms.on_cpu() else 0
         program = Program(
             experiment,
@@ -134,7 +139,7 @@ class Plan:
             data=data,
             inputs=inputs,
             cohorts=cohorts,
-            streams=devices.streams(num_clients, num_bytes),
+            streams=streams,
             sample=jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), data),
             **others,
         )
@@ -158,9 +163,9 @@ class Plan:
             program = Streamed(self.program, source, self.inputs, self.cohorts, every=every)
             # Its programs are compiled by its first calls, which read the examples, too.
             return place(program=program, is_compiled=True)
-        if self.layout.mesh is None:
-            return place(data=federation.on_device(self.data))
         data, inputs = self.layout.place(self.data, self.inputs)
+        if self.layout.mesh is None:
+            data = federation.on_device(data)
         return place(data=data, inputs=inputs)
 
     def part(self, first: int) -> types.Cohort:
@@ -305,6 +310,30 @@ class Plan:
             raise error
         fitted.is_broken = True
         warnings.warn(str(error), NonfiniteWarning, stacklevel=5)
+
+
+def _sharing(
+    layout: Layout,
+    experiment: Experiment,
+    runs: Sequence[Run],
+    data: types.Examples,
+    inputs: Inputs,
+) -> Layout:
+    """Return the layout in which runs of a seed share their batches, if the network is small.
+
+    The caches of a CPU hold the arrays of one run of a larger network, but not those of several.
+    """
+    table = by_seed(runs)
+    if table.shape[1] == 1:
+        return layout
+    if platforms.on_cpu():
+
+        def network(inputs: Inputs, x: Any) -> types.Variables:
+            return first_network(experiment, jax.tree.map(lambda leaf: leaf[0], inputs), x)
+
+        if communication.size(jax.eval_shape(network, inputs, data.x)) > _SHARED_BYTES:
+            return layout
+    return layout.sharing(table)
 
 
 def _act(callbacks: Sequence[Callback], fitted: Fitted) -> None:

@@ -63,7 +63,7 @@ class Program:
 
         def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
             with platforms.products_at(self.experiment.precision):
-                return _over_runs(fn, self.run_chunk, *arguments)
+                return _over_settings(fn, layout.settings, self.run_chunk, *arguments)
 
         def init(data: types.Examples, inputs: Inputs) -> Training:
             return over_runs(lambda one: run.start(data, one), inputs)
@@ -155,6 +155,36 @@ class Program:
             lambda leaf: jax.ShapeDtypeStruct((number, *leaf.shape), leaf.dtype),
             jax.eval_shape(self.jitted.start, data, inputs),
         )
+
+
+# The axes of runs that share all but their settings, in a vmap over them: None for what they share.
+_SETTINGS = (
+    Inputs(*[None] * len(Inputs._fields))._replace(hyper=0),  # type: ignore[arg-type]
+    Training(rounds.State(0, 0, 0, None, None), 0),  # type: ignore[arg-type]
+    None,  # cohorts
+)
+
+
+def _over_settings(fn: Callable[..., Tree], settings: int, at_once: int, *arguments: Tree) -> Tree:
+    """Return `fn` of each of R runs, of (inputs, training, cohorts) or the first of these.
+
+    Each `settings` runs that follow each other share all but their settings: their batches are
+    gathered once, and their products with a batch are one. At least these train at once.
+    """
+    if settings == 1:
+        return _over_runs(fn, at_once, *arguments)
+
+    def grouped(axis: int | None, tree: Tree) -> Tree:
+        def leaf(array: Array) -> Array:
+            of_seeds = array.reshape(len(array) // settings, settings, *array.shape[1:])
+            return of_seeds[:, 0] if axis is None else of_seeds
+
+        return jax.tree.map(leaf, tree)
+
+    axes = _SETTINGS[: len(arguments)]
+    of_seeds = jax.tree.map(grouped, axes, arguments, is_leaf=lambda axis: axis is None)
+    results = _over_runs(jax.vmap(fn, axes), -(-at_once // settings), *of_seeds)
+    return jax.tree.map(lambda a: a.reshape(a.shape[0] * settings, *a.shape[2:]), results)
 
 
 def _over_runs(fn: Callable[..., Tree], at_once: int, *arguments: Tree) -> Tree:

@@ -14,7 +14,7 @@ import pytest
 from grey_images import grey
 
 import slow
-from federations import assert_same_bits, plain
+from federations import assert_close, assert_same_bits, plain
 from fedjax_inv import (
     devices,
     evaluation,
@@ -114,7 +114,8 @@ def trained() -> tuple[Fitted, Seen]:
     return planned().train([seen]), seen
 
 
-def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
+def test_runs_are_those_of_the_layers_below() -> None:
+    """But for rounding: a product of several settings with a batch is one."""
     x, y, parts = clients.of_arrays(CLIENTS)
     seed, run = SEEDS[1], 3
     _, splits = clients.splits_of_arrays(x, y, parts, test=TEST, validation=0.3, seeds=[seed])
@@ -132,7 +133,7 @@ def test_runs_are_bit_for_bit_those_of_the_layers_below() -> None:
     state = play(state, schedule(schedule_key(seed), C, T), train)
     found, _ = trained()
     assert found.runs[run] == Run(seed, {"learning_rate": RATES[1]})
-    assert_same_bits(plain(found.state(run)), plain(state))
+    assert_close(plain(found.state(run)), plain(state), rtol=1e-6, atol=1e-7)
     scores = evaluation.evaluate(algorithm, state, splits[seed].valid)
     expected = evaluation.mean(scores)
     np.testing.assert_allclose(found.history["valid_score"][run, -1], expected[0], rtol=1e-6)
@@ -339,6 +340,36 @@ def test_examples_from_the_host_and_other_devices_give_the_same(used: Devices) -
         np.testing.assert_allclose(other.history[name][:, 1:], values, rtol=1e-5)
     for run in range(4):
         np.testing.assert_allclose(other.predict(X, run), found.predict(X, run), rtol=1e-5)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_runs_of_a_seed_that_share_their_batches_are_the_runs_alone(number: int) -> None:
+    """Also where runs are in no order, and leave out domains."""
+    grid = [
+        Run(seed, {"learning_rate": rate}, left_out)
+        for rate in RATES
+        for left_out in ("", "b")
+        for seed in SEEDS
+    ]
+    net = models.mlp(2, widths=(3,))
+    how: dict[str, Any] = {"rounds": 3, "devices": number}
+    how |= {"schedule": schedules.attending(2, dropout=0.2)}
+    together = plan(fedavg.fedavg, net, DOMAINS, grid=grid, **how).train()
+    assert together.plan.layout.settings == len(RATES)
+    for run in (0, 3, 6):
+        alone = plan(fedavg.fedavg, net, DOMAINS, grid=[grid[run]], **how | {"devices": 1}).train()
+        for name, values in alone.history.values.items():
+            np.testing.assert_allclose(together.history[name][run], values[0], rtol=1e-5)
+        assert_close(together.state(run).server, alone.state().server, rtol=1e-5, atol=1e-6)
+
+
+def test_larger_networks_of_a_cpu_share_nothing() -> None:
+    how: dict[str, Any] = {"grid": {"learning_rate": RATES}, "rounds": 1, "devices": 1}
+    settings = [
+        plan(fedavg.fedavg, models.mlp(2, widths=widths), CLIENTS, **how).layout
+        for widths in ((3,), (300, 300))
+    ]
+    assert [layout.settings for layout in settings] == [2, 1]
 
 
 def test_runs_shared_by_two_devices_compile_three_programs_and_draws(

@@ -1,9 +1,13 @@
 """A layout of runs and clients on devices, and states that come back from them."""
 
+import random
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedjax_inv import devices
 from fedjax_inv.devices import Layout
@@ -40,3 +44,32 @@ def test_devices_hold_their_own_clients_where_all_attend() -> None:
     assert (alone.run_devices, alone.client_devices, alone.own) == (1, 4, True)
     assert not Layout.of(there, 1, 8, 9).own
     assert not Layout.of(there, 1, 8, 8, own=False).own
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 2, 4]), st.randoms())
+def test_runs_that_share_their_batches_lie_together(
+    num_seeds: int, num_settings: int, number: int, random: random.Random
+) -> None:
+    """In any order of the runs, each has a place, and devices have equally many places."""
+    numbers = [*range(num_seeds * num_settings)]
+    random.shuffle(numbers)
+    table = np.array(numbers).reshape(num_seeds, num_settings)
+    plain = Layout(devices.mesh((number, 1), jax.devices()), num_runs=table.size)
+    layout = plain.sharing(table)
+    assert layout.settings > 1 or layout == plain
+    runs = jax.device_put(np.arange(table.size) + 10)
+    placed = np.asarray(layout.place_runs(runs))
+    assert len(placed) <= 1.25 * -(-table.size // number) * number
+    assert len(placed) % (number * layout.settings) == 0
+    row_of = {run + 10: row for row, runs in enumerate(table) for run in runs}
+    together = [row_of[run] for run in placed.tolist()]
+    if layout.settings > 1:
+        assert (np.reshape(together, (-1, layout.settings)).std(1) == 0).all()
+    np.testing.assert_array_equal(layout.gather_runs(placed), runs)
+
+
+def test_devices_share_seeds_before_settings() -> None:
+    two = Layout(devices.mesh((2, 1), jax.devices()), num_runs=12)
+    assert two.sharing(np.arange(12).reshape(6, 2).T).settings == 6
+    one_seed = two.sharing(np.arange(12)[None])
+    assert (one_seed.settings, one_seed.order) == (6, ())
