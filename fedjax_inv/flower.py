@@ -58,6 +58,7 @@ def _start(app: _App, example: types.Examples, size: Any, seed: Any) -> engine.S
 
 
 def _messages(exchange: types.Exchange, server: Tree) -> dict[str, Tree]:
+    """Return the two messages of an exchange."""
     undelayed = exchange.broadcast_undelayed(server)
     return {"message": exchange.broadcast(server), "undelayed": undelayed}
 
@@ -89,26 +90,28 @@ def _turn(
 
 
 def _forms(app: _App, rows: types.Examples) -> list[dict[str, Tree]]:
-    """Return the shapes of what a client gets and uploads in each exchange."""
+    """Return the shapes of what a client has, gets and uploads in each exchange."""
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), rows)
     forms = [_received(app, index, one) for index in range(len(app.algorithm.exchanges))]
     for index, form in enumerate(forms):
         turn, zero = functools.partial(_turn, app, index), np.int32(0)
         reply, _ = jax.eval_shape(turn, saved.named(form), one, zero, zero, jax.random.key(0))
-        form["upload"] = reply.upload
+        form |= {"upload": reply.upload, "example": one}
     return forms
 
 
 def _lines(forms: list[dict[str, Tree]]) -> list[str]:
-    """Return a line for each array that is sent, by which two sides are compared."""
+    """Return a line for each array, by which two sides are compared."""
     return [f"{name} {leaf.dtype} {[*leaf.shape]}" for name, leaf in saved.named(forms).items()]
 
 
 def _number(rows: types.Examples) -> int:
+    """Return the number of examples."""
     return len(jax.tree.leaves(rows)[0])
 
 
 def _record(values: Tree) -> ArrayRecord:
+    """Return a tree as Flower sends it."""
     return ArrayRecord({k: Array(np.asarray(leaf)) for k, leaf in saved.named(values).items()})
 
 
@@ -117,6 +120,7 @@ def _arrays(record: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _tree(arrays: Mapping[str, Any], like: Tree) -> Tree:
+    """Return arrays as the tree in which they have their names."""
     leaves = [arrays[name] for name in saved.named(like)]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -208,6 +212,7 @@ def _kept(context: Context) -> dict[str, dict[str, Any]]:
 
 
 def _keep(context: Context, states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Keep these own states, and no others."""
     arrays = {f"{tag} {k}": leaf for tag, state in states.items() for k, leaf in state.items()}
     if "state" in context.node_config:
         _write(Path(str(context.node_config["state"])), arrays)

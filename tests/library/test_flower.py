@@ -219,6 +219,8 @@ def test_nodes_of_another_network_or_with_one_number_are_an_error(tmp_path: Path
     case, other = case_of("scaffold"), Case("fedavg")
     with pytest.raises(UsageError, match="Dense_0"):
         case.deployed(tmp_path, Nodes(other))
+    with pytest.raises(UsageError, match="example/x float32"):
+        case.deployed(tmp_path, Nodes(Case("scaffold", federations.in_floats(DATA))))
     twins = Nodes(case)
     twins.contexts[1] = context(client=0)
     with pytest.raises(UsageError, match="client=0"):
