@@ -46,6 +46,15 @@ ENVIRONMENTS = {
     "--shading, --paradox",
     "none": "the data's own domains",
 }
+AGGREGATES = {
+    "mean": "the method's weighted mean",
+    "median": "of each coordinate",
+    "trimmed_mean": "without a share of the extremes of each coordinate (trimmed_mean:0.2)",
+    "geometric_median": "RFA",
+    "krum": "the update closest to others, for so many wrong clients (krum:1)",
+    "multi_krum": "the mean of so many of them (multi_krum:1:3)",
+    "clipped_mean": "of updates of at most this norm (clipped_mean:1)",
+}
 METRICS = {
     "balanced_accuracy": "the mean of the accuracies on each class",
     "f1": "the mean F1 of the classes that occur or are predicted, or of the labels",
@@ -432,6 +441,11 @@ class Participation:
     sampling_rate: float = flag(
         1.0, "The part that is drawn, instead of --cohort.", above=0.0, most=1.0
     )
+    sampling: Literal["fixed", "poisson"] = flag(
+        "fixed",
+        "fixed: as many clients in each round; poisson: each client attends with probability "
+        "--sampling_rate, whoever else does, as differential privacy supposes.",
+    )
     first_all: bool = flag(False, "Whether all clients take part once at the beginning.")
     buffer: int = flag(
         0,
@@ -467,6 +481,46 @@ class Participation:
         "In place of an update that does not arrive: none; reuse, the client's last one; "
         "parameters, the step to the client's last parameters.",
     )
+
+
+def _is_rule(text: str) -> bool:
+    name, *numbers = text.split(":")
+    try:
+        return name in AGGREGATES and len([float(number) for number in numbers]) <= 2
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How the server combines updates, and what protects the clients."""
+
+    aggregate: str = flag(
+        "mean",
+        f"{_explained(AGGREGATES, ': ')}. For methods that send what FedAvg does.",
+        must=(f"{', '.join(AGGREGATES)}, with numbers after a colon", _is_rule),
+    )
+    attack: Literal["none", "sign_flip", "scaled_noise"] = flag(
+        "none",
+        "What --attackers send: their change in reverse, or noise ten times as long. Wrong labels "
+        "are --wrong_labels.",
+    )
+    attackers: tuple[int, ...] = flag((), "Numbers of the clients that attack.", least=0)
+    private_clip: float = flag(
+        0.0,
+        "Differential privacy of clients: the largest norm of a client's change, to whose sum the "
+        "server adds noise by --noise_multiplier or --epsilon. 0: no privacy.",
+        least=0.0,
+    )
+    noise_multiplier: float = flag(
+        0.0, "The deviation of that noise, in units of --private_clip.", least=0.0
+    )
+    epsilon: float = flag(
+        0.0,
+        "The budget of a run, from which the noise follows (needs dp-accounting); 0: none is set.",
+        least=0.0,
+    )
+    delta: float = flag(1e-5, "The delta of --epsilon and of tables.", above=0.0, below=1.0)
 
 
 @dataclass(frozen=True)
@@ -646,6 +700,7 @@ class Config:
     method: Method = Method()
     training: Training = Training()
     participation: Participation = Participation()
+    aggregation: Aggregation = Aggregation()
     evaluation: Evaluation = Evaluation()
     machine: Machine = Machine()
     output: Output = Output()
@@ -714,6 +769,36 @@ def _delays_fit(config: Config) -> bool:
     return clients.late == "drop" or not (clients.slow or clients.buffer)
 
 
+def _sampling_fits(config: Config) -> bool:
+    clients = config.participation
+    is_plain = not (clients.cohort or clients.buffer or clients.slow or clients.late == "stale")
+    return clients.sampling == "fixed" or is_plain
+
+
+def _attack_fits(config: Config) -> bool:
+    return (config.aggregation.attack == "none") == (not config.aggregation.attackers)
+
+
+def _private_fits(config: Config) -> bool:
+    private = config.aggregation
+    if not private.private_clip:
+        return not (private.epsilon or private.noise_multiplier)
+    return not (private.epsilon and private.noise_multiplier) and private.aggregate == "mean"
+
+
+def _private_clients_fit(config: Config) -> bool:
+    clients = config.participation
+    changed = clients.slow or clients.lossy or clients.buffer or clients.first_all
+    is_plain = clients.missing == "skip" and clients.late == "drop"
+    return not config.aggregation.private_clip or (is_plain and not changed)
+
+
+def _epsilon_fits(config: Config) -> bool:
+    clients = config.participation
+    is_known = clients.sampling == "poisson" or (clients.sampling_rate == 1 and not clients.cohort)
+    return not config.aggregation.epsilon or is_known
+
+
 def _stop_fits(config: Config) -> bool:
     watched = config.evaluation
     is_single = not (watched.stop_below and watched.stop_above)
@@ -743,6 +828,29 @@ _TOGETHER: Sequence[tuple[Sequence[str], str, Callable[[Config], bool]]] = (
     ),
     (("cohort", "clients"), "a cohort has at most all clients", _cohort_fits),
     (("late", "slow", "buffer"), "--late=stale sets all delays", _delays_fit),
+    (
+        ("sampling", "cohort", "buffer", "slow", "late"),
+        "--sampling=poisson draws who attends by --sampling_rate alone",
+        _sampling_fits,
+    ),
+    (("attack", "attackers"), "an attack needs attackers, and attackers an attack", _attack_fits),
+    (
+        ("private_clip", "noise_multiplier", "epsilon", "aggregate"),
+        "privacy needs --private_clip, not both --noise_multiplier and --epsilon, and "
+        "--aggregate=mean",
+        _private_fits,
+    ),
+    (
+        ("private_clip", "missing", "late", "slow", "lossy", "buffer", "first_all"),
+        "with --private_clip an update counts once, in its round: those are left out",
+        _private_clients_fit,
+    ),
+    (
+        ("epsilon", "sampling", "sampling_rate", "cohort"),
+        "no epsilon is known for cohorts of a fixed size; it needs --sampling=poisson, or all "
+        "clients in all rounds",
+        _epsilon_fits,
+    ),
     (
         ("stop_below", "stop_above", "watch_examples"),
         "only one of the stops can be set, and it needs --watch_examples above 0",

@@ -20,7 +20,7 @@ from fedjax_inv.inputs import group_names
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Array, Examples, Federation, Model, Variables
 
-from . import (clients, factories, frozen, grid, machine, method, network, objective)
+from . import aggregation, clients, factories, frozen, grid, machine, method, network, objective
 from . import data as data_sets
 from ..config import MODELS, Config
 from ..errors import check_known, flag_error, in_flags
@@ -188,6 +188,8 @@ def make(
         for split in of_seed.values():
             number = len(split.domain)
             method.check_clients(config.participation, config.training.rounds, number)
+            drawn = method.slots(config.participation, number)
+            aggregation.check_clients(config.aggregation, drawn, number)
     setup = Setup(
         config,
         made.loaded,

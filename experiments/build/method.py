@@ -21,7 +21,7 @@ from fedjax_inv.fit import LOCAL, LocalTraining
 from fedjax_inv.inputs import schedule_key
 from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Model, Work
 
-from . import factories
+from . import aggregation, factories
 from ..config import Config, Method, Participation, Training
 from ..errors import check_known, flag_error, in_flags, near
 from .objective import Objective
@@ -128,6 +128,7 @@ def factory(
             return _called(name, model, work, own, arguments)
 
         plain = freezing.train_only(of_network, model, trained) if trained else of_network(model)
+        plain = aggregation.wrapped(config, name, plain)
         if training.average:
             first = training.average_from - 1
             plain = weight_averages.averaged(plain, decay=training.average, first=first)
@@ -279,6 +280,8 @@ def slots(participation: Participation, num_clients: int) -> int:
     A single client always takes part, as it may hold the pooled examples of all.
     """
     cohort, rate = participation.cohort, participation.sampling_rate
+    if participation.sampling == "poisson":
+        return num_clients
     if cohort or rate == 1 or num_clients == 1:
         return min(cohort or num_clients, num_clients)
     try:
@@ -321,6 +324,7 @@ class Schedule:
         delays = [int(entry.partition(":")[2]) for entry in participation.slow]
         # How many broadcasts a run keeps, whatever is drawn.
         self.history = 1 + _STALE if participation.late == "stale" else max([1, *delays])
+        self.has_empty_slots = participation.sampling == "poisson"
 
     def __call__(self, key: Array, num_clients: int, num_rounds: int) -> Cohort:
         participation = self._participation
@@ -331,6 +335,8 @@ class Schedule:
             cohort = draw(key, num_clients, num_rounds)
             # `fit` reads it after this call, as it depends on the number of clients.
             self.history = 1 + schedules.oldest(participation.buffer, drawn, seconds)
+        elif participation.sampling == "poisson":
+            cohort = schedules.poisson(participation.sampling_rate)(key, num_clients, num_rounds)
         elif drawn < num_clients:
             cohort = schedules.sampled(key, num_clients, drawn, num_rounds)
         else:

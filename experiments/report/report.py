@@ -13,6 +13,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 
 from .. import finished, predictions
+from ..build import aggregation
 from ..build.experiment import Setup
 from ..build.metrics import ACCURACY, LOWER_IS_BETTER
 from ..config import Config
@@ -55,6 +56,7 @@ def write_table(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -
     finished = [
         _cell(config, cell, constants.get(selection.held_out_of(cell.result), {})) for cell in cells
     ]
+    more += [text] if (text := aggregation.budget(config)) else []
     text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
     runs_csv.write(folder / "runs.csv", finished)
     if cells[0].folder != folder:  # a cell in the run folder has written its result already
