@@ -1,6 +1,6 @@
 """Causal and invariant federated learning: pure functions, whole experiments as one program."""
 
-__version__ = "0.15.0"
+__version__ = "0.16.0"
 
 from fedjax_inv import aggregators as aggregators
 from fedjax_inv import algorithms as algorithms
