@@ -29,7 +29,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, Sharding, SingleDeviceSh
 from benchmarks import frame, hlo, workloads
 from benchmarks.frame import Row, flag
 from experiments import command_line
-from experiments.build import experiment, method
+from experiments.assembly import experiment, method
 from fedjax_inv import platforms, program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Layout

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from experiments.build import factories
+from experiments.assembly import factories
 from fedjax_inv import local, models, platforms, rounds, schedules
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.data import federation

@@ -366,8 +366,8 @@ class Method:
         0,
         "Settings of each method, drawn at random in place of a grid: its learning rate, that of "
         "an adaptive server, and its own hyperparameters, from the distributions in "
-        "experiments/build/draws.py; what a flag sets stays (an empty --learning_rate= is drawn). "
-        "0: none are drawn.",
+        "experiments/assembly/draws.py; what a flag sets stays (an empty --learning_rate= is "
+        "drawn). 0: none are drawn.",
         least=0,
     )
     loss: str = flag(

@@ -15,9 +15,9 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 
 from . import export, extraction, finished, predictions
-from .build import data as data_sets
-from .build import metrics
-from .build.metrics import ACCURACY, Measure
+from .assembly import data as data_sets
+from .assembly import metrics
+from .assembly.metrics import ACCURACY, Measure
 from .errors import check_picture, check_place, flag_error
 from .finished import Runs
 from .folder import files

@@ -11,7 +11,7 @@ from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
 from . import config, finished
-from .build import factories, grid, network
+from .assembly import factories, grid, network
 from .finished import OneRun, Runs
 from .folder import files
 

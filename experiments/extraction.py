@@ -18,7 +18,7 @@ from fedjax_inv.data import images
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import weights
 
-from .build import data, machine
+from .assembly import data, machine
 from .config import Config
 from .errors import check_known, check_place, flag_error, in_flags
 from .folder import files

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> str:
     """Writes the features, and returns where they are."""
     del argv
     from . import extraction
-    from .build import machine
+    from .assembly import machine
 
     chosen, given = command_line.chosen(), flags.FLAGS
     machine.prepare(chosen.machine)

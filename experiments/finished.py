@@ -19,9 +19,9 @@ from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from .build import experiment, factories, method, network
-from .build.experiment import Setup
-from .build.grid import Cell
+from .assembly import experiment, factories, method, network
+from .assembly.experiment import Setup
+from .assembly.grid import Cell
 from .config import Config
 from .errors import flag_error, shown
 from .folder import checkpoints, divergence, log, provenance, run_folder, selected, selection

@@ -17,9 +17,9 @@ from fedjax_inv.inputs import group_names, groups
 from fedjax_inv.types import Algorithm, Tree
 
 from . import finished
-from .build import metrics
-from .build.metrics import ACCURACY, Measure, Predictions
-from .build.objective import Objective
+from .assembly import metrics
+from .assembly.metrics import ACCURACY, Measure, Predictions
+from .assembly.objective import Objective
 from .finished import OneRun, Runs
 from .folder import summary
 

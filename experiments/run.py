@@ -25,9 +25,9 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
-from .build import experiment, factories, grid, machine
-from .build.experiment import Setup
-from .build.grid import Cell
+from .assembly import experiment, factories, grid, machine
+from .assembly.experiment import Setup
+from .assembly.grid import Cell
 from .config import Config
 from .errors import check_run_dir
 from .folder import checkpoints, events, files, initial, provenance, records, run_folder

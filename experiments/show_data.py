@@ -21,7 +21,7 @@ flags.adopt_module_key_flags(command_line)
 def main(argv: list[str]) -> str:
     """Draws the picture, and returns the table and the path of the picture."""
     del argv
-    from .build import machine
+    from .assembly import machine
     from .report import data_report
 
     chosen = command_line.chosen()

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> str:
     from fedjax_inv.ahead import Ahead
 
     from . import run
-    from .build import factories, machine, method
+    from .assembly import factories, machine, method
     from .folder import run_folder
     from .report import report
 

@@ -18,7 +18,7 @@ from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
 from fedjax_inv_experiments import command_line, config, sheet
 from fedjax_inv_experiments import run as launching
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import log, provenance, records, run_folder
 from fedjax_inv_experiments.folder.interrupt import Interrupt

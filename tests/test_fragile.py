@@ -14,7 +14,7 @@ import pytest
 import xla_flags
 from fedjax_inv import platforms
 from fedjax_inv.models import lowerings
-from fedjax_inv_experiments.build import method
+from fedjax_inv_experiments.assembly import method
 from fedjax_inv_experiments.folder import progress
 
 

@@ -21,7 +21,7 @@ from fedjax_inv.algorithms import scaffold, vrex
 from fedjax_inv.data import clients
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv_experiments import __main__, command_line
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from runs import no_figures, parsed, run
 
 ROOT = Path(__file__).parents[1]

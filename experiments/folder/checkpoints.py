@@ -20,7 +20,7 @@ from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
 from fedjax_inv.types import Tree
 
-from ..build import machine
+from ..assembly import machine
 from ..start import CONTINUES
 from .log import Log
 from .selected import SelectedStates, ServingState, of

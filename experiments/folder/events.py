@@ -16,8 +16,8 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from ..build import machine
-from ..build.grid import Cell
+from ..assembly import machine
+from ..assembly.grid import Cell
 from . import divergence
 from .log import Log
 from .records import Line

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import msgspec
 
-from ..build import machine
+from ..assembly import machine
 
 
 @contextlib.contextmanager

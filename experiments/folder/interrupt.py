@@ -11,7 +11,7 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from ..build import machine
+from ..assembly import machine
 from ..start import CONTINUES
 
 

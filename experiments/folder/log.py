@@ -15,9 +15,9 @@ from fedjax_inv.callbacks import Callback
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fitted import Fitted
 
-from ..build import machine
-from ..build.grid import Cell
-from ..build.metrics import Measure
+from ..assembly import machine
+from ..assembly.grid import Cell
+from ..assembly.metrics import Measure
 from . import files, records, summary
 from .records import Line
 

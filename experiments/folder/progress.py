@@ -13,7 +13,7 @@ from tqdm import tqdm
 from fedjax_inv.callbacks import Callback
 from fedjax_inv.fitted import Fitted
 
-from ..build import machine
+from ..assembly import machine
 from . import divergence
 from .log import Log
 from .records import Line

@@ -21,9 +21,9 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.types import Tree
 
 from .. import start
-from ..build import machine
-from ..build.grid import Cell
-from ..build.metrics import ACCURACY, Measure
+from ..assembly import machine
+from ..assembly.grid import Cell
+from ..assembly.metrics import ACCURACY, Measure
 from ..config import Config
 from . import checkpoints, divergence, events, files, records, selection, summary
 from .interrupt import Interrupt

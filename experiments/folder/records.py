@@ -11,8 +11,8 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
-from ..build import grid
-from ..build.metrics import ACCURACY, Measure
+from ..assembly import grid
+from ..assembly.metrics import ACCURACY, Measure
 
 T = TypeVar("T")
 Flag = str | bool | int | float | list[str | int | float]

@@ -14,8 +14,8 @@ import fedjax_inv
 from fedjax_inv.checks import UsageError
 
 from .. import config, sheet
-from ..build import factories, grid, machine
-from ..build.grid import Cell
+from ..assembly import factories, grid, machine
+from ..assembly.grid import Cell
 from ..config import NAMES, Config
 from ..errors import shown
 from . import checkpoints, files, provenance, records

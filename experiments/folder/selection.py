@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build.metrics import ACCURACY, Measure
+from ..assembly.metrics import ACCURACY, Measure
 from ..errors import shown
 from . import divergence
 

@@ -14,9 +14,9 @@ from fedjax_inv.data.federation import UNSEEN
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome
 
-from ..build.data import NEVER_SEEN
-from ..build.grid import Cell
-from ..build.metrics import ACCURACY, Measure
+from ..assembly.data import NEVER_SEEN
+from ..assembly.grid import Cell
+from ..assembly.metrics import ACCURACY, Measure
 from . import selection
 from .records import Domain, Line, RunResult, StopRecord
 

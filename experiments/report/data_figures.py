@@ -15,8 +15,8 @@ from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
-from ..build.experiment import Setup
-from ..build.grid import Cell
+from ..assembly.experiment import Setup
+from ..assembly.grid import Cell
 from ..folder import summary
 from . import figures
 

@@ -9,7 +9,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
 from .. import run
-from ..build import experiment, scaling
+from ..assembly import experiment, scaling
 from ..config import Config
 from ..errors import check_picture
 from . import data_figures, figures, forms

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import pandas as pd
 
-from ..build.metrics import ACCURACY, Measure
+from ..assembly.metrics import ACCURACY, Measure
 
 LEVEL = 0.05  # the chance of one wrong word, or more, among differences that are corrected together
 BETTER, WORSE, NONE = "better", "worse", "no difference shown"

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import tabulate
 
-from ..build.metrics import Measure
+from ..assembly.metrics import Measure
 from ..folder import files
 
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph

@@ -13,9 +13,9 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 
 from .. import finished, predictions
-from ..build import aggregation
-from ..build.experiment import Setup
-from ..build.metrics import ACCURACY, LOWER_IS_BETTER
+from ..assembly import aggregation
+from ..assembly.experiment import Setup
+from ..assembly.metrics import ACCURACY, LOWER_IS_BETTER
 from ..config import Config
 from ..folder import files, log, provenance, records, run_folder, selection
 from ..folder.records import Origin, Result, Sweep

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_inv.data.federation import UNSEEN
 
-from ..build.metrics import Measure
+from ..assembly.metrics import Measure
 from ..folder import files, log, selection
 from ..folder.records import Line
 from ..folder.selection import Chosen

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
 
-from ..build.metrics import ACCURACY, Measure
+from ..assembly.metrics import ACCURACY, Measure
 from ..folder import divergence, files, selection
 from ..folder.records import Line, Result
 from ..folder.selection import Chosen, choose, held_out_of

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..build import method
+from ..assembly import method
 from ..config import Config
 from ..folder.records import Record
 from ..report import forms

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from fedjax_inv.data import federation
 
-from ..build import experiment
+from ..assembly import experiment
 from ..config import Config
 from ..report import figures
 from ..report.data_figures import rendered, to_rgb

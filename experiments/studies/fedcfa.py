@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build import grid, method
+from ..assembly import grid, method
 from ..config import Config
 from ..folder import selection
 from ..folder.records import Record

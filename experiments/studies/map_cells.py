@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..build import method
+from ..assembly import method
 from ..config import Config, Participation
 from ..folder import divergence, selection
 from ..folder.selection import Chosen

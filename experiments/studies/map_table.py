@@ -12,7 +12,7 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 
 from .. import command_line
-from ..build import factories, method
+from ..assembly import factories, method
 from ..errors import check_known, flag_error
 from ..folder import files
 from ..report import differences, forms, runs_csv, tables

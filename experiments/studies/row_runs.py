@@ -13,7 +13,7 @@ from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
 from .. import command_line
-from ..build import grid, machine, method
+from ..assembly import grid, machine, method
 from ..config import Config
 from ..errors import check_known
 from ..folder import files, log, records, run_folder, selection

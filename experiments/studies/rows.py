@@ -33,7 +33,7 @@ import msgspec
 
 from fedjax_inv.checks import UsageError
 
-from ..build import grid
+from ..assembly import grid
 from ..config import NAMES
 from ..errors import near
 from ..folder.selection import RULES

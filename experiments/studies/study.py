@@ -16,7 +16,7 @@ import pandas as pd
 from absl import flags
 
 from .. import command_line, sheet
-from ..build import machine
+from ..assembly import machine
 from ..config import Participation, Partition
 from ..errors import check_known
 from ..folder import divergence, files, records, selection

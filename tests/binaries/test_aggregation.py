@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import aggregation, method
+from fedjax_inv_experiments.assembly import aggregation, method
 from runs import metrics, ran
 
 SMALL: dict[str, Any] = {

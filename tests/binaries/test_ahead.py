@@ -12,7 +12,7 @@ from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import Plan
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import progress
 from runs import metrics, no_figures

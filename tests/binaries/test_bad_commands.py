@@ -13,7 +13,7 @@ import pytest
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import command_line, config, evaluate, paper, show_data, start, train
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.build import experiment, grid, method
+from fedjax_inv_experiments.assembly import experiment, grid, method
 from fedjax_inv_experiments.command_line import PRESETS
 from runs import parsed
 

@@ -18,8 +18,8 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv.fit import LocalTraining, local_sizes
 from fedjax_inv.types import Cohort, Model
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import data as data_flags
-from fedjax_inv_experiments.build import experiment, method, network
+from fedjax_inv_experiments.assembly import data as data_flags
+from fedjax_inv_experiments.assembly import experiment, method, network
 from test_weights import WIDTHS, torchvision
 
 

@@ -14,7 +14,7 @@ from fedjax_inv.models import resnet
 from fedjax_inv.models.mlp import ACTIVATIONS, NORMS
 from fedjax_inv.platforms import PRECISIONS
 from fedjax_inv_experiments import command_line, config, sheet
-from fedjax_inv_experiments.build import factories, metrics
+from fedjax_inv_experiments.assembly import factories, metrics
 from fedjax_inv_experiments.folder import run_folder, selection
 from runs import with_flags
 

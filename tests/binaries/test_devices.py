@@ -15,7 +15,7 @@ import pytest
 import slow
 from fedjax_inv.platforms import cores as machine_of_cores
 from fedjax_inv_experiments import config, evaluation
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from runs import Ran, go_on, halved, metrics, ran
 
 ROOT = Path(__file__).parents[2]

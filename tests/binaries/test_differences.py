@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedjax_inv_experiments.build.metrics import Measure
+from fedjax_inv_experiments.assembly.metrics import Measure
 from fedjax_inv_experiments.report import differences
 from fedjax_inv_experiments.report.differences import Column
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import draws, factories, grid
+from fedjax_inv_experiments.assembly import draws, factories, grid
 from fedjax_inv_experiments.config import Config
 from runs import with_flags
 

@@ -23,8 +23,8 @@ from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment, grid, objective
-from fedjax_inv_experiments.build.grid import Cell
+from fedjax_inv_experiments.assembly import experiment, grid, objective
+from fedjax_inv_experiments.assembly.grid import Cell
 from fedjax_inv_experiments.config import NAMES, Config, Evaluation
 from fedjax_inv_experiments.folder import log, records, selection
 from fedjax_inv_experiments.folder import run_folder as folders

@@ -26,7 +26,7 @@ from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config, evaluation, start
-from fedjax_inv_experiments.build import grid, machine
+from fedjax_inv_experiments.assembly import grid, machine
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints, files, selected
 from fedjax_inv_experiments.folder import run_folder as folders

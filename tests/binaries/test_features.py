@@ -16,7 +16,7 @@ from fedjax_inv import models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 from fedjax_inv_experiments import config, evaluation, export, extraction, finished
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.extraction import Options
 from test_weights import WIDTHS, torchvision

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedjax_inv import algorithms
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv_experiments import evaluation
-from fedjax_inv_experiments.build.metrics import ACCURACY, Measure
+from fedjax_inv_experiments.assembly.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.folder import records
 from fedjax_inv_experiments.folder.records import Domain, Line, Result, RunRecord, RunResult
 from fedjax_inv_experiments.report import data_figures, figures, names, run_figures

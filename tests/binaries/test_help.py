@@ -14,7 +14,7 @@ import runs
 from fedjax_inv import __version__
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv_experiments import __main__, command_line, config, paper, sheet, start, train
-from fedjax_inv_experiments.build import factories
+from fedjax_inv_experiments.assembly import factories
 from fedjax_inv_experiments.studies import map_table, row_runs, study
 from runs import parsed
 

@@ -16,8 +16,8 @@ from fedjax_inv import program
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment, objective
-from fedjax_inv_experiments.build.experiment import Setup
+from fedjax_inv_experiments.assembly import experiment, objective
+from fedjax_inv_experiments.assembly.experiment import Setup
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints
 from fedjax_inv_experiments.run import start_of

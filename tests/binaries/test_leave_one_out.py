@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_inv.data import federation
 from fedjax_inv_experiments import config, finished
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.folder import log, selection
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.report import tables

@@ -6,7 +6,7 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.task import facts_of
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import machine, method, objective
+from fedjax_inv_experiments.assembly import machine, method, objective
 
 CLASSES = objective.make("auto", "auto", "classes")
 

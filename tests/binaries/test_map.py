@@ -18,7 +18,7 @@ from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
 from fedjax_inv_experiments import command_line, config, run, sheet
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.build import clients, experiment, grid
+from fedjax_inv_experiments.assembly import clients, experiment, grid
 from fedjax_inv_experiments.folder import recorder as trained
 from fedjax_inv_experiments.report import differences
 from fedjax_inv_experiments.report import figures as drawing

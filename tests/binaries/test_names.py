@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.report import data_report
 
 NAMES = (r"$\nonsense$", "a|b", "Grüße_ü", "$5 and $6")

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment, method
+from fedjax_inv_experiments.assembly import experiment, method
 from fedjax_inv_experiments.config import Config
 
 PARAMS = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([0.1, -0.2])}

@@ -12,7 +12,7 @@ import runs
 from fedjax_inv.checks import UsageError
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config, export, finished
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.run import prepare
 from runs import with_flags
 

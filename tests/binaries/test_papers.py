@@ -7,7 +7,7 @@ import pytest
 
 import slow
 from fedjax_inv_experiments import studies
-from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.assembly import grid
 from fedjax_inv_experiments.paper import PAPERS
 from fedjax_inv_experiments.studies import row_runs, study
 from fedjax_inv_experiments.studies.rows import Row

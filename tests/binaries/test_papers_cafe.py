@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments import command_line
-from fedjax_inv_experiments.build import grid, method
+from fedjax_inv_experiments.assembly import grid, method
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import cafe, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import RowResult

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv_experiments import command_line, config, finished
-from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.assembly import grid
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import factors, fedcfa, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import RowResult

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import NAMES, Config
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, row_runs, study

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config, run
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 
 SMALL: dict[str, Any] = {"widths": (4,), "local_steps": 1, "rounds": 4, "eval_every": 2}
 SMALL |= {"seeds": (0,), "devices": "1"}

@@ -17,9 +17,9 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import grid
-from fedjax_inv_experiments.build.grid import Cell
-from fedjax_inv_experiments.build.metrics import ACCURACY, Measure
+from fedjax_inv_experiments.assembly import grid
+from fedjax_inv_experiments.assembly.grid import Cell
+from fedjax_inv_experiments.assembly.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints, files, log, provenance, records, summary
 from fedjax_inv_experiments.folder import recorder as cells

@@ -10,7 +10,7 @@ import runs
 from fedjax_inv import inputs
 from fedjax_inv.communication import Traffic
 from fedjax_inv.evaluation import Scores
-from fedjax_inv_experiments.build import grid
+from fedjax_inv_experiments.assembly import grid
 from fedjax_inv_experiments.folder import selection, summary
 from fedjax_inv_experiments.folder.records import (
     CellRecord,

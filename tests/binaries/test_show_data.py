@@ -13,7 +13,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.environments import Colored
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.report import data_figures, data_report, figures
 from fedjax_inv_experiments.report.data_figures import Holders

@@ -10,7 +10,7 @@ import pytest
 from fedjax_inv import devices
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 from runs import Ran, go_on, halved, metrics, ran, states
 
 FLAGS: dict[str, Any] = dict(

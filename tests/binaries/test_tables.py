@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build.metrics import Measure
+from fedjax_inv_experiments.assembly.metrics import Measure
 from fedjax_inv_experiments.folder import records, selection
 from fedjax_inv_experiments.folder.records import (
     Domain,

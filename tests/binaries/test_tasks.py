@@ -20,8 +20,8 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import config, evaluation, finished, predictions
-from fedjax_inv_experiments.build import metrics, objective
-from fedjax_inv_experiments.build.metrics import Measure, Predictions
+from fedjax_inv_experiments.assembly import metrics, objective
+from fedjax_inv_experiments.assembly.metrics import Measure, Predictions
 from fedjax_inv_experiments.report import figures
 from runs import no_figures
 

@@ -24,7 +24,7 @@ from fedjax_inv.models import saved
 from fedjax_inv.one_run import Training
 from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import config, evaluation, export, finished, predictions
-from fedjax_inv_experiments.build import objective
+from fedjax_inv_experiments.assembly import objective
 from fedjax_inv_experiments.folder import checkpoints, selected
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.selected import SelectedStates, ServingState

@@ -19,7 +19,7 @@ from PIL import Image
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
 from fedjax_inv_experiments import config, evaluate, show_data, start, train
-from fedjax_inv_experiments.build import factories, grid
+from fedjax_inv_experiments.assembly import factories, grid
 from fedjax_inv_experiments.report import forms
 from runs import Ran, no_figures, ran, run
 

@@ -10,8 +10,8 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation
 from fedjax_inv_experiments import config, finished, predictions
-from fedjax_inv_experiments.build import data as data_flags
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import data as data_flags
+from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.folder import log
 from fedjax_inv_experiments.folder.records import Domain
 from fedjax_inv_experiments.folder.selection import RULES

@@ -16,7 +16,7 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.inputs import combinations
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build.grid import Cell
+from fedjax_inv_experiments.assembly.grid import Cell
 from fedjax_inv_experiments.folder import events, log
 from fedjax_inv_experiments.folder.progress import ProgressLines
 from fedjax_inv_experiments.folder.records import Domain, Line

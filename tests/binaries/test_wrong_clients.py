@@ -9,9 +9,9 @@ import pytest
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv_experiments import config, predictions
-from fedjax_inv_experiments.build import data as data_flags
-from fedjax_inv_experiments.build import experiment
-from fedjax_inv_experiments.build.experiment import Setup
+from fedjax_inv_experiments.assembly import data as data_flags
+from fedjax_inv_experiments.assembly import experiment
+from fedjax_inv_experiments.assembly.experiment import Setup
 from fedjax_inv_experiments.finished import Runs
 from fedjax_inv_experiments.folder import provenance
 

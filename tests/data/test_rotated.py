@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_inv.data import federation
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import experiment
 
 
 def holders(**flags: object) -> tuple[list[int], list[int]]:

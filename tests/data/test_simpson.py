@@ -11,8 +11,8 @@ from fedjax_inv.data import simpson, sources
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.simpson import Shaded
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import data as data_flags
-from fedjax_inv_experiments.build import experiment
+from fedjax_inv_experiments.assembly import data as data_flags
+from fedjax_inv_experiments.assembly import experiment
 
 
 def made(dataset: Dataset | None = None, clients: int = 3, **changes: Any) -> Dataset:

@@ -14,7 +14,7 @@ from fedjax_inv.data import sources, stains
 from fedjax_inv.data.dataset import Dataset, check_dataset
 from fedjax_inv.data.stains import COLORS, GROUNDS, STROKES, UNSTAINED
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.build import data as data_flags
+from fedjax_inv_experiments.assembly import data as data_flags
 
 # the rules
 

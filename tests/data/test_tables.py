@@ -24,7 +24,7 @@ from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
 from fedjax_inv.models.wrappers import unit_range
 from fedjax_inv_experiments import config, evaluation, predictions
-from fedjax_inv_experiments.build import experiment, network
+from fedjax_inv_experiments.assembly import experiment, network
 from fedjax_inv_experiments.config import Config
 from runs import no_figures, with_flags
 

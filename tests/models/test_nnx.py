@@ -16,7 +16,7 @@ from federations import assert_close, assert_equal
 from fedjax_inv import averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Batch, Halves, Model, Tree, Variables
-from fedjax_inv_experiments.build import factories
+from fedjax_inv_experiments.assembly import factories
 
 KEY = jax.random.key(0)
 

@@ -11,9 +11,9 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Model, Tree, Variables
 
-from . import factories, machine
 from ..config import Config
 from ..errors import in_flags
+from . import factories, machine
 
 
 class FrozenBody(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from fedjax_inv.inputs import Run
 
-from . import draws, factories, method
 from ..config import Config
+from . import draws, factories, method
 from .factories import takes
 
 

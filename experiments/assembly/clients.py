@@ -17,9 +17,9 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Array, Examples, Tree
 
-from . import data as data_sets
 from ..config import Config, Data, Environment, Partition
 from ..errors import flag_error, in_flags, shown
+from . import data as data_sets
 
 Splits = Mapping[str | None, Mapping[int, Split]]  # by held-out domain, by seed
 

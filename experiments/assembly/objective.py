@@ -15,9 +15,9 @@ from fedjax_inv.objectives import Score
 from fedjax_inv.plan import Evaluations
 from fedjax_inv.types import Loss
 
-from . import factories, metrics
 from ..config import Evaluation
 from ..errors import flag_error
+from . import factories, metrics
 from .factories import is_outside
 from .metrics import ACCURACY, Measure
 

@@ -21,9 +21,9 @@ from fedjax_inv.fit import LOCAL, LocalTraining
 from fedjax_inv.inputs import schedule_key
 from fedjax_inv.types import Algorithm, Array, Cohort, Facts, Model, Work
 
-from . import aggregation, factories
 from ..config import Config, Method, Participation, Training
 from ..errors import check_known, flag_error, in_flags, near
+from . import aggregation, factories
 from .objective import Objective
 
 _STALE = 10  # rounds after which a client of --late=stale begins anew

@@ -20,10 +20,10 @@ from fedjax_inv.inputs import group_names
 from fedjax_inv.plan import Plan
 from fedjax_inv.types import Array, Examples, Federation, Model, Variables
 
-from . import aggregation, clients, factories, frozen, grid, machine, method, network, objective
-from . import data as data_sets
 from ..config import MODELS, Config
 from ..errors import check_known, flag_error, in_flags
+from . import aggregation, clients, factories, frozen, grid, machine, method, network, objective
+from . import data as data_sets
 from .frozen import FrozenBody
 from .grid import Cell
 from .objective import Objective

@@ -15,9 +15,9 @@ from fedjax_inv.data import augment
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Model, Tree, Variables
 
-from . import factories
 from ..config import Network
 from ..errors import flag_error, in_flags
+from . import factories
 from .factories import is_outside
 
 
