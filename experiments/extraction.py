@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedjax_inv.data import images
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import weights
 
-from .assembly import data, machine
+from .assembly import data, factories, machine
 from .config import Config
 from .errors import check_known, check_place, flag_error, in_flags
 from .folder import files
@@ -81,8 +82,8 @@ def run(config: Config, options: Options) -> str:
         batch_size=options.images_at_once,
         precision="highest" if _precision(config) == "bfloat16" else _precision(config),
     )
-    # Without a terminal there is no bar.
-    for first in tqdm(parts.lacking(), unit=f" x {_PART} images", disable=None):
+    seconds = 0.1 if sys.stderr.isatty() else 60.0  # between lines of progress
+    for first in tqdm(parts.lacking(), unit=f" x {_PART} images", mininterval=seconds):
         batch = np.asarray(dataset.x[first : first + _PART])
         if isinstance(dataset.x, np.ndarray):
             batch = images.resized(batch, resizing)
@@ -133,7 +134,8 @@ def _place(text: str) -> Path:
 def _network(config: Config, body: models.Body, side: int) -> tuple[types.Model, types.Variables]:
     """The network on images of [0, 255], and the variables of its body."""
     widths = config.network.widths
-    model = body.make(1, **({"widths": widths} if widths else {}))
+    has_widths = widths and factories.takes(body.make, "widths")
+    model = body.make(1, **({"widths": widths} if has_widths else {}))
     key = jax.eval_shape(lambda: jax.random.key(0))
     like = jax.ShapeDtypeStruct((1, side, side, 3), np.float32)
     try:

@@ -133,8 +133,9 @@ def _read(path: str | Path) -> tuple[dict[str, Array], list[str]]:
         if {*parts} <= {*arrays}:
             together = jnp.concatenate([arrays.pop(part) for part in parts])
             arrays[name.replace("q_proj", "qkv")] = together
-    if {"cls_token", "pos_embed"} <= set(arrays):
-        arrays |= _tokens(arrays["cls_token"], arrays["pos_embed"])
+    token, positions = arrays.get("cls_token"), arrays.get("pos_embed")
+    if token is not None and positions is not None and positions.size % token.size == 0:
+        arrays |= _tokens(token, positions)
     # Theirs [out, in, ...], ours [..., in, out].
     ours = {
         name: jnp.moveaxis(array, (1, 0), (-2, -1)) if array.ndim in (2, 4) else array
