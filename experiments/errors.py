@@ -1,7 +1,6 @@
 """Errors of flags: one line each, with the flag and its value."""
 
 import difflib
-import os
 import re
 import tempfile
 from collections.abc import Collection, Mapping
@@ -93,12 +92,3 @@ def check_run_dir(path: Path) -> None:
     if re.search(r"^\w+:/|[\[\]\\]", str(path.absolute())) or re.match(r"\w+:/", str(path)):
         text = "must be a folder of this machine whose path has none of [, ] and \\"
         raise flag_error("run_dir", path, text)
-
-
-def check_picture(name: str, text: str) -> Path:
-    """The path of a picture, beside which a .pdf is written; raises UsageError if it is no .png."""
-    path = Path(os.path.expanduser(text))
-    if path.suffix != ".png":
-        raise flag_error(name, text, "must end in .png")
-    check_place(name, path)
-    return path

@@ -1,15 +1,21 @@
-"""The scores of a finished run by domain, class and client, on its own data or on other data.
+"""The scores of finished runs by domain, class and client, on their own data or on other data.
 
 fedjax-inv evaluate --run=runs/fedipg-digits-75
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --dataset=new.npz --state=last
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions=p.csv
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --export=networks
+fedjax-inv evaluate --run=runs/grid-digits --dataset=new.npz
 
 The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
 client is scored on its validation examples, with its own network if the algorithm is personal; the
 classes are scored on the test examples. Other data count as the examples of a new client, whatever
 their domains and splits; with a personal algorithm each client's own network is evaluated on all of
-them, too.
+them, too. Of a folder with several runs, such as a grid's, there is one table with a row for each
+cell: the state and the round that it used, and its scores.
+
+--predictions has a line for each example: where it comes from (its file, or the number of its row
+in the source, from 0), its targets and what is predicted. A file that is there is replaced only if
+this command has written it.
 
 --export writes two files for each seed: networks/seed=0/model.safetensors has the arrays,
 model.json the flags, the round, its scores, and what a user of the network must know.
@@ -29,7 +35,9 @@ from absl import app, flags
 from . import command_line, sheet, start
 from .config import NAMES
 
-_RUN = flags.DEFINE_string("run", "", "The folder of a finished run; of a grid, that of one cell.")
+_RUN = flags.DEFINE_string(
+    "run", "", "The folder of a finished run, or of several: the table has a row for each."
+)
 _STATE = flags.DEFINE_string(
     "state",
     "best",

@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_inv import averaging, wrapping
 from fedjax_inv.models import saved
 from fedjax_inv.types import Algorithm, Array, Tree
 
-from . import config, finished
+from . import config, outputs
 from .assembly import factories, grid, network
-from .finished import OneRun, Runs
+from .finished import Runs
 from .folder import files
 
 
@@ -51,54 +52,65 @@ _OUTPUTS = {
 }
 
 
-def meaning(one: OneRun) -> dict[str, Any]:
+def meaning(runs: Runs) -> dict[str, Any]:
     """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
-    dataset, name = one.runs.data.dataset, one.runs.cell.algorithm
-    outputs = _OUTPUTS[dataset.task]
-    if one.algorithm().own_outputs:
-        outputs += f"; {name} computes them in a way of its own and not as `models.predict` does"
-    return {"task": dataset.task, "outputs": outputs, "classes": dataset.classes}
+    dataset, name = runs.data.dataset, runs.cell.algorithm
+    text = _OUTPUTS[dataset.task]
+    if runs.fitted.algorithm().own_outputs:
+        text += f"; {name} computes them in a way of its own and not as `models.predict` does"
+    return {"task": dataset.task, "outputs": text, "classes": dataset.classes}
 
 
-def description(one: OneRun) -> dict[str, Any]:
-    """The content of model.json."""
-    runs, line, dataset = one.runs, one.line(), one.runs.data.seen
+def description(runs: Runs, index: int) -> dict[str, Any]:
+    """The content of model.json of a run."""
+    line, dataset, algorithm = runs.line(index), runs.data.seen, runs.fitted.algorithm(index)
     inputs = saved.named(dataset.x).items()
     score = {"name": runs.result.score.name, "validation": line.validation_score}
     return {
-        "run": {"folder": str(runs.path), "state": one.state, "round": line.played},
+        "written by": outputs.mark("evaluate"),
+        "run": {"folder": str(runs.path), "state": runs.state, "round": line.played},
         "score": {**score, "test": line.test_score},
         "algorithm": {"name": runs.cell.algorithm, "held_out": runs.cell.held_out}
-        | {"settings": runs.cell.settings, **one.run._asdict()},
-        "holds": "network" if one.algorithm().network else "server",
+        | {"settings": runs.cell.settings, **runs.cell.runs[index]._asdict()},
+        "holds": "network" if algorithm.network else "server",
         "network": {
             "model": runs.config.network.model,
             "arguments": _arguments(runs),
             "inputs": {name or "x": [str(x.dtype), *x.shape[1:]] for name, x in inputs},
             "features": dataset.features if dataset.columns else [],
-            **meaning(one),
+            **meaning(runs),
         },
         "flags": config.to_record(runs.config),
     }
 
 
-def export(one: OneRun, out: Path) -> Path:
+def files_of(runs: Runs, index: int, out: Path) -> list[Path]:
+    """The files of a run, in its own folder in `out`; the last one of personal algorithms alone."""
+    place = out / grid.folder_name(runs.name(index))
+    return [place / name for name in ("model.json", "model.safetensors", "clients.safetensors")]
+
+
+def export(runs: Runs, index: int, out: Path) -> Path:
     """Writes the files of a run into its own folder in `out`, and returns that.
 
     model.safetensors holds the network of a new client, or the server's state if there is no single
     network; model.json is its description. With a personal algorithm clients.safetensors holds each
     client's own arrays [C, ...] by the same names.
     """
-    record, served, algorithm = description(one), one.served(), one.algorithm()
-    place = out / grid.folder_name(one.name)
-    place.mkdir(parents=True, exist_ok=True)
-    unseen = finished.unseen(algorithm, served.server)
-    about = {name: json.dumps(value) for name, value in meaning(one).items()}
-    content = arrays(algorithm, served.server, unseen)
-    if body := one.runs.data.frozen:
-        content |= saved.named(body.variables)
-    saved.save(place / "model.safetensors", content, about)
+    record = description(runs, index)
+    state, algorithm = runs.fitted.state(index), runs.fitted.algorithm(index)
+    about_json, of_network, of_clients = files_of(runs, index, out)
+    of_network.parent.mkdir(parents=True, exist_ok=True)
+    unseen: Tree = ()
     if algorithm.personal:
-        saved.save(place / "clients.safetensors", _of_clients(served.clients, unseen), about)
-    files.write_json(place / "model.json", record)
-    return place
+        unseen = algorithm.init_client(state.server, jnp.int32(0))
+    about = {name: json.dumps(value) for name, value in meaning(runs).items()}
+    about["written by"] = outputs.mark("evaluate")
+    content = arrays(algorithm, state.server, unseen)
+    if body := runs.data.frozen:
+        content |= saved.named(body.variables)
+    saved.save(of_network, content, about)
+    if algorithm.personal:
+        saved.save(of_clients, _of_clients(state.clients, unseen), about)
+    files.write_json(about_json, record)
+    return of_network.parent

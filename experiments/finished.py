@@ -1,23 +1,23 @@
-"""Finished runs: their folder, their data and their states."""
+"""Finished runs: a folder opened as `Fitted`, with its data and the evaluations of its runs."""
 
 import dataclasses
 import functools
 import os
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from fedjax_inv import platforms
+from fedjax_inv import rounds
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import sources
-from fedjax_inv.inputs import Run
+from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
 from fedjax_inv.plan import Plan
-from fedjax_inv.types import Algorithm, Array, Tree
+from fedjax_inv.types import Algorithm
 
 from .assembly import experiment, factories, method, network
 from .assembly.experiment import Setup
@@ -26,172 +26,130 @@ from .config import Config
 from .errors import flag_error, shown
 from .folder import checkpoints, divergence, log, provenance, run_folder, selected, selection
 from .folder.records import Line, Provenance, Result
-from .folder.selected import ServingState
 
 STATES = ("best", "last")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Runs:
-    """The runs in a folder: a cell that `train` or `sweep` has run."""
+    """The finished runs of a cell, in one of STATES or after the round of a checkpoint."""
 
     where: str  # the flag that names the folder, with its value
     path: Path
+    state: str
     config: Config  # on one device of one process
     cell: Cell
     start: Provenance
     result: Result
-    known_data: Setup | None = None  # None: to be read
-    states_read: dict[str, ServingState] = dataclasses.field(default_factory=dict)
+    read: Callable[[], Setup]  # the data, divided among clients as in training
 
-    @functools.cached_property
+    @property
     def data(self) -> Setup:
         """The data of the runs, divided among clients as in training."""
-        if self.known_data is not None:
-            return self.known_data
-        chosen, cell = self.config, self.cell
-        held_out, validate = cell.held_out or "none", cell.validate or ""
-        chosen = replace(chosen, data=replace(chosen.data, held_out=held_out, validate=validate))
-        if not (chosen.network.train_only and chosen.network.weights):  # of a frozen body
-            # The networks come from the folder, and need no file of --weights any more.
-            from_here = replace(chosen.network, init_from=str(self.path))
-            chosen = replace(chosen, network=from_here)
-        try:
-            found = experiment.make(chosen)
-        except UsageError as error:
-            raise UsageError(self.where, ..., f"needs the data of its training: {error}") from None
-        if self.start.data != provenance.of_data(found.loaded):
-            text = f"was trained on other data than --dataset={chosen.data.dataset} has by now"
-            raise UsageError(self.where, ..., f"{text}; must have those, to the last bit")
-        return found
+        return self.read()
 
-    def run(self, index: int, state: str) -> "OneRun":
-        """A run by its number in the cell, in one of STATES or after the round of a checkpoint."""
-        return OneRun(self, index, state)
-
-    def select(self, seed: int, number: int, state: str) -> "OneRun":
-        """The run with this number among the runs of a seed."""
-        indices = [index for index, run in enumerate(self.cell.runs) if run.seed == seed]
-        return self.run(indices[number], state)
-
-    def algorithm(self, index: int = 0, *, rendered: bool = False) -> Algorithm:
-        """The algorithm of a run, for predictions; its local training is not the run's.
-
-        rendered: whether inputs are rendered already.
-        """
-        model = self.data.model
-        if rendered and not self.data.frozen:
-            data = self.data.dataset._replace(render=None)
-            own_loss = factories.is_outside(self.config.method.loss)
-            model = network.make(self.config.network, data, own_loss=own_loss)
-        factory, hyper = self.data.factory(self.cell), self.cell.runs[index].hyper
-        plain = method.of_any_size(factory, self.config.training, model, hyper)
-        precision = self.plan.experiment.precision
-
-        def predict(server: Tree, own: Tree, x: Tree) -> Array:
-            with platforms.products_at(precision):
-                return plain.predict(server, own, x)
-
-        return plain._replace(predict=predict)
-
-    @functools.cached_property
-    def shapes(self) -> Training:
-        """The shapes of the states of all runs."""
-        return self.plan.program.shapes(self.plan.data, self.plan.inputs)
-
-    @functools.cached_property
-    def plan(self) -> Plan:
-        """How the runs are trained."""
-        return self.data.plan(self.cell)
-
-    def states(self, state: str) -> ServingState:
-        """The states of all runs, in one of STATES or after the round of a checkpoint."""
-        if state not in self.states_read:
-            folder, there = self.path / "checkpoints", self.rounds()
-            if not there:
-                raise UsageError(self.where, ..., "has no checkpoint any more; must have one")
-            if state == "best":
-                shapes = selected.of(self.shapes, self.algorithm().personal)
-                found = checkpoints.selected(folder, there[-1], shapes)
-            else:
-                done = there[-1] if state == "last" else self.check_round(int(state))
-                states = checkpoints.restore(folder, done, self.shapes)
-                found = jax.device_get(selected.of(states, self.algorithm().personal))
-            self.states_read[state] = found
-        return self.states_read[state]
+    @property
+    def round(self) -> int:
+        """The round of the checkpoint that holds the state."""
+        newest = self.rounds()[-1]
+        return newest if self.state in STATES else int(self.state)
 
     def rounds(self) -> list[int]:
         """The rounds of the checkpoints that are there."""
         return checkpoints.rounds(self.path / "checkpoints")
 
-    def check_round(self, done: int) -> int:
-        """The round of a checkpoint; raises UsageError if there is none."""
-        if done not in self.rounds():
-            allowed = ", ".join([*STATES, *map(str, self.rounds())])
-            raise flag_error("state", done, f"must be one of {allowed}, those in {self.path}")
-        return done
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """How the runs are trained."""
+        return replace(self.data, config=self.config).plan(self.cell)
 
+    @functools.cached_property
+    def fitted(self) -> Fitted:
+        """The runs as `fit` returns them, with what predictions need of their states.
 
-@dataclasses.dataclass(frozen=True)
-class OneRun:
-    """A run of a folder, in one of STATES or after the round of a checkpoint."""
+        `line` tells whether a run has the state; what stands for a lacking one has no meaning.
+        """
+        return self._fitted(self.plan)
 
-    runs: Runs
-    index: int  # in the cell
-    state: str
+    @functools.cached_property
+    def fitted_to_images(self) -> Fitted:
+        """The same for inputs that are rendered already, as images in [0, 1]."""
+        dataset, plan = self.data.dataset, self.plan
+        if dataset.render is None:
+            return self.fitted
+        data, own_loss = (
+            dataset._replace(render=None),
+            factories.is_outside(self.config.method.loss),
+        )
+        model = network.make(self.data.config.network, data, own_loss=own_loss)
+        factory, training = self.data.factory(self.cell), self.config.training
 
-    @property
-    def run(self) -> Run:
-        """Its seed and hyperparameters."""
-        return self.runs.cell.runs[self.index]
+        def algorithm(hyper: Mapping[str, Any]) -> Algorithm:
+            return method.of_any_size(factory, training, model, hyper)
 
-    @property
-    def name(self) -> str:
-        """Its name among the runs of the folder: its seed, and the values in which they differ."""
-        names = divergence.varied([run.hyper for run in self.runs.cell.runs])
-        values = [f"{name}={shown(self.run.hyper[name])}" for name in names]
-        return " ".join([f"seed={self.run.seed}", *values])
+        sample = plan.sample._replace(x=jax.eval_shape(dataset.render, plan.sample.x))
+        changed = replace(plan.experiment, algorithm=algorithm)
+        return self._fitted(replace(plan, experiment=changed, sample=sample))
 
-    def line(self) -> Line:
-        """The evaluation of the state; raises UsageError if the run has no such state."""
-        result, rule = self.runs.result.runs[self.index], self.runs.config.evaluation.select
-        if self.state in STATES:
-            line = selection.picked(result, rule) if self.state == "best" else result.last
+    def _fitted(self, plan: Plan) -> Fitted:
+        server, clients, done = self._states
+        none: Any = ()  # what training alone needs
+        fitted = Fitted(plan)
+        fitted.restore(Training(rounds.State(server, clients, (), done, none), none), self.round)
+        return fitted
+
+    @functools.cached_property
+    def _states(self) -> selected.ServingState:
+        """What predictions need of the states of all runs, on the host."""
+        plan, folder = self.plan, self.path / "checkpoints"
+        shapes = plan.program.shapes(plan.data, plan.inputs)
+        personal = plan.build(plan.runs[0].hyper).personal
+        if self.state == "best":
+            return checkpoints.selected(folder, self.round, selected.of(shapes, personal))
+        states = checkpoints.restore(folder, self.round, shapes)
+        return jax.device_get(selected.of(states, personal))
+
+    def line(self, index: int) -> Line:
+        """The evaluation of a run in the state; raises UsageError if the run has no such state."""
+        run, rule = self.result.runs[index], self.config.evaluation.select
+        if self.state == "best":
+            line = selection.picked(run, rule)
+        elif self.round == run.last.round:
+            line = run.last
         else:
-            done = self.runs.check_round(int(self.state))
-            at = (line for line in log.read(self.runs.path, done) if line.round == done)
-            line = next((line for line in at if line.run == self.index), None)
+            lines = log.read(self.path, self.round)
+            line = next((x for x in lines if (x.round, x.run) == (self.round, index)), None)
         if line is None or line.diverged:
             why = "had diverged by then"
-            if not result.diverged:
+            if not run.diverged:
                 why = f"has nothing that --select={rule} selects; --state=last has its last state"
-            raise UsageError(self.runs.where, ..., f"its run {self.name} {why}")
+            raise UsageError(self.where, ..., f"its run {self.name(index)} {why}")
+        if self.state == "best" and self._states.round[index] != line.round:
+            why = "--select was another rule when it was trained"
+            if self.round < line.round:
+                why = f"the newest checkpoint is that of round {self.round}"
+            text = f"of its run {self.name(index)} the network of round {line.round} is not there, "
+            raise UsageError(self.where, ..., f"{text}because {why}; --state=last has the last one")
         return line
 
-    def served(self) -> ServingState:
-        """The state: server [...], clients [C, ...] and round [], on the host."""
-        mine = jax.tree.map(lambda leaf: leaf[self.index], self.runs.states(self.state))
-        at = self.line().round
-        if self.state == "best" and mine.round != at:
-            text = (
-                f"of its run {self.name} the network of round {at} was not saved, because --select "
-                "was another rule when it was trained; --state=last has its last network"
-            )
-            raise UsageError(self.runs.where, ..., text)
-        return mine
-
-    def algorithm(self, *, rendered: bool = False) -> Algorithm:
-        """Its algorithm, as in `Runs.algorithm`."""
-        return self.runs.algorithm(self.index, rendered=rendered)
+    def name(self, index: int) -> str:
+        """The name of a run: its seed, and the values in which the runs of the folder differ."""
+        run = self.cell.runs[index]
+        names = divergence.varied([run.hyper for run in self.cell.runs])
+        values = [f"{name}={shown(run.hyper[name])}" for name in names]
+        return " ".join([f"seed={run.seed}", *values])
 
 
-def unseen(algorithm: Algorithm, server: Tree) -> Tree:
-    """The state of a new client; () unless the algorithm is personal."""
-    return algorithm.init_client(server, jnp.int32(0)) if algorithm.personal else ()
+def open(
+    flag: str,
+    folder: Path,
+    state: str,
+    *,
+    named: Collection[str] = (),
+) -> Runs:
+    """The runs of a folder, in one of STATES or after the round of a checkpoint.
 
-
-def open(flag: str, folder: Path, *, named: Collection[str] = ()) -> Runs:
-    """The runs of a folder. A warning tells of code of one's own that has changed since.
+    A warning tells of code of one's own that has changed since, and of a last state that is gone.
 
     flag: the flag that names the folder.
     named: the code of one's own that the command names.
@@ -205,14 +163,72 @@ def open(flag: str, folder: Path, *, named: Collection[str] = ()) -> Runs:
     except UsageError as error:
         raise UsageError(where, ..., str(error)) from None
     except OSError:
-        text = (
-            "must be the folder of a run; of a sweep, that of one cell; the run must be finished, "
-            "--resume goes on with it"
-        )
-        raise UsageError(where, ..., text) from None
+        text = "must be the folder of a run, or of several; the run must be finished, --resume "
+        raise UsageError(where, ..., f"{text}goes on with it") from None
+    experiment.check_names(chosen)  # which imports the code that the command names
     if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
-    return Runs(where, folder, _alone(chosen, start.folder), cell, start, result)
+    there, last = checkpoints.rounds(folder / "checkpoints"), result.runs[0].last.round
+    if not there:
+        raise UsageError(where, ..., "has no checkpoint any more; must have one")
+    if state not in STATES and int(state) not in there:
+        allowed = ", ".join([*STATES, *map(str, there)])
+        raise flag_error("state", state, f"must be one of {allowed}, those in {folder}")
+    if state == "last" and there[-1] != last:
+        text = f"the checkpoint of round {last} is gone, the last state is that of round"
+        warnings.warn(f"{where}: {text} {there[-1]}", stacklevel=2)
+    chosen = _alone(chosen, start.folder)
+    read = functools.cache(functools.partial(_data, where, chosen, start.data))
+    return Runs(where, folder, state, chosen, cell, start, result, read)
+
+
+def open_cells(
+    flag: str, folder: Path, state: str, *, named: Collection[str] = ()
+) -> tuple[list[Runs], list[UsageError]]:
+    """The runs in a folder, that of a cell or of several; and the errors about other cells in it.
+
+    Cells stand in the order in which they were started, those of one command by method, and share
+    data that are the same. Arguments are as in `open`, whose errors are raised if no cell can be
+    opened.
+    """
+    there = [*folder.glob("*/config.json"), *folder.glob("*/*/config.json")]
+    if not there or (folder / "config.json").exists():
+        return [open(flag, folder, state, named=named)], []
+    cells: list[Runs] = []
+    errors = []
+    for path in sorted(there):
+        try:
+            runs = open(flag, path.parent, state, named=named)
+        except UsageError as error:
+            errors.append(error)
+            continue
+        for other in cells:
+            if (other.config, other.start.data) == (runs.config, runs.start.data):
+                runs = replace(runs, read=other.read)
+        cells.append(runs)
+    if not cells:
+        raise errors[0]
+
+    def place(runs: Runs) -> tuple[str, int]:
+        return runs.start.date, runs.config.method.algorithm.index(runs.cell.algorithm)
+
+    return sorted(cells, key=place), errors
+
+
+def _data(where: str, chosen: Config, digest: str) -> Setup:
+    """The data of runs. digest: of the data set in training."""
+    if not (chosen.network.train_only and chosen.network.weights):  # of a frozen body
+        # The networks come from the folder, and need no file of --weights any more.
+        from_here = replace(chosen.network, init_from=where)
+        chosen = replace(chosen, network=from_here)
+    try:
+        found = experiment.make(chosen)
+    except UsageError as error:
+        raise UsageError(where, ..., f"needs the data of its training: {error}") from None
+    if digest != provenance.of_data(found.loaded):
+        text = f"was trained on other data than --dataset={chosen.data.dataset} has by now"
+        raise UsageError(where, ..., f"{text}; must have those, to the last bit")
+    return found
 
 
 def _alone(chosen: Config, place: str) -> Config:
@@ -234,19 +250,18 @@ def _alone(chosen: Config, place: str) -> Config:
     return replace(chosen, data=data, machine=one)
 
 
-def of_folder(folder: Path, assembled: Setup) -> Runs:
+def of_folder(folder: Path, state: str, assembled: Setup) -> Runs:
     """The finished runs of a cell in its folder.
 
     assembled: the experiment, whose data are not read again if they are of all seeds.
     """
     chosen = assembled.config
-    runs = open("run_dir", folder, named=chosen.outside)
+    runs = open("run_dir", folder, state, named=chosen.outside)
     # The rule of this command may differ from that in training.
     evaluation = replace(runs.config.evaluation, select=chosen.evaluation.select)
     runs = replace(runs, config=replace(runs.config, evaluation=evaluation))
     if set(chosen.training.seeds) <= set(assembled.splits.get(runs.cell.held_out, ())):
-        # Its plan is for one device, as the states are read.
-        return replace(runs, known_data=replace(assembled, config=runs.config))
+        return replace(runs, read=lambda: assembled)
     return runs
 
 

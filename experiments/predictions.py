@@ -1,7 +1,7 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,16 +11,16 @@ import pandas as pd
 
 from fedjax_inv import objectives
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import clients
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.inputs import group_names, groups
-from fedjax_inv.types import Algorithm, Tree
+from fedjax_inv.types import Tree
 
-from . import finished
 from .assembly import metrics
 from .assembly.metrics import ACCURACY, Measure, Predictions
 from .assembly.objective import Objective
-from .finished import OneRun, Runs
+from .finished import Runs
 from .folder import summary
 
 _BATCH = 256
@@ -39,7 +39,7 @@ class Part(NamedTuple):
     domain: str
     split: str
     client: int  # -1: a new client
-    rows: np.ndarray  # [M] in the data set
+    source: np.ndarray  # [M] as in a `Dataset`
     x: Tree  # [M, ...] the network's inputs
     y: np.ndarray  # [M, ...] targets
     number: np.ndarray | None = None  # [M] the number of each one's domain, if the score needs it
@@ -50,12 +50,18 @@ class Predicted(NamedTuple):
 
     seed: int
     round: int
-    examples: pd.DataFrame  # [M] index (row in the data set), domain, split, client (NA: a new one)
+    # [M] source (the file of each example, or its row in the source), domain, split, client (NA: a
+    # new one)
+    examples: pd.DataFrame
     y: np.ndarray  # [M, ...] targets
     number: np.ndarray  # [M] the number of each one's domain, 0 if the score does not need it
     outputs: np.ndarray  # [M, K]
     # (client, the outputs [M, K] of its own network), of other data
     by_client: Sequence[tuple[int, np.ndarray]] = ()
+
+    def groups(self, *columns: str) -> Iterable[tuple[Any, np.ndarray]]:
+        """(values, rows) of the examples with equal values in columns of `examples`."""
+        return self.examples.groupby([*columns], sort=False).indices.items()
 
     def of_test(self) -> tuple[np.ndarray, np.ndarray]:
         """The outputs and the targets of the test, or of other data."""
@@ -75,7 +81,7 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
         x = jax.tree.map(lambda a: a[rows], data.x)
         number = None if data.domain is None else data.domain[rows]
-        return Part(domain, kind, client, assembled.source[rows], x, data.y[rows], number)
+        return Part(domain, kind, client, assembled.origin[rows], x, data.y[rows], number)
 
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
@@ -94,19 +100,20 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
         raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
     if new.render is not None:
         raise UsageError(where, ..., "must be stored as it is seen")
-    sample = jax.tree.map(lambda leaf: leaf[:1], old.x)
-    seen = jax.eval_shape(old.render, sample) if old.render else sample
-    here, there = (jax.tree.map(lambda leaf: list(leaf.shape[1:]), x) for x in (new.x, seen))
-    is_image = isinstance(there, list) and len(there) == 3
-    # Images of files have one channel if all are grey.
-    channels = 3 if is_image and there[2] == 3 and here == [*there[:2], 1] else 1
-    if here != there and channels == 1:
-        raise UsageError(where, ..., f"has inputs {here}, must have {there}, as the run")
+    x, seen = new.x, jax.tree.map(lambda leaf: leaf[:1], old.x)
+    if old.render:  # to images in [0, 1]
+        seen = jax.eval_shape(old.render, seen)
+        x = x / np.float32(255) if new.x.dtype == np.uint8 else x
+    if np.ndim(x) == seen.ndim == 4 and (x.shape[3], seen.shape[3]) == (1, 3):
+        x = x.repeat(3, -1)  # images of files have one channel if all are grey
+    here, there = (clients.form(each, clients.kind_of_inputs) for each in (x, seen))
+    if here != there:
+        raise UsageError(where, ..., f"has inputs of {here}, must have {there}, as the run")
     y, parts = known_targets(where, new, old), []
+    source = np.arange(len(y)) if new.source is None else new.source
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
-        x = jax.tree.map(lambda leaf, some=rows: leaf[some].repeat(channels, -1), new.x)
-        parts.append(Part(name, "new", -1, rows, x, y[rows], new.domain[rows]))
+        parts.append(Part(name, "new", -1, source[rows], x[rows], y[rows], new.domain[rows]))
     return parts
 
 
@@ -138,46 +145,44 @@ def batches(size: int, batch: int = _BATCH) -> np.ndarray:
     return np.resize(np.arange(size), -(-size // batch) * batch).reshape(-1, batch)
 
 
-def predicted(
-    one: OneRun, algorithm: Algorithm, parts: Sequence[Part], *, is_new: bool = False
-) -> Predicted:
+def predicted(runs: Runs, index: int, parts: Sequence[Part], *, is_new: bool = False) -> Predicted:
     """The predictions of a run for all parts that have examples.
 
     is_new: whether the parts are of other data, for which each client's own network predicts, too.
     """
-    server, clients, _ = one.served()
-    unseen, outputs_of = finished.unseen(algorithm, server), jax.jit(algorithm.predict)
+    line = runs.line(index)
+    fitted = runs.fitted_to_images if is_new else runs.fitted
 
-    def predict(client: int, x: Tree) -> np.ndarray:
-        """The outputs [M, K] for x [M, ...] with the state of a client."""
-        own, size = unseen, len(jax.tree.leaves(x)[0])
-        if algorithm.personal and client >= 0:
-            own = jax.tree.map(lambda leaf: leaf[client], clients)
-        inputs = (jax.tree.map(lambda leaf, at=at: leaf[at], x) for at in batches(size))
-        found = np.concatenate([outputs_of(server, own, each) for each in inputs])[:size]
+    def predict(x: Tree, client: int | None = None) -> np.ndarray:
+        """The outputs [M, K] for x [M, ...] with the network of a client."""
+        outputs = fitted.predict(x, index, client=client)
         # A network of one's own may return [M] for a single value.
-        return found[:, None] if found.ndim == 1 else found
+        return outputs[:, None] if outputs.ndim == 1 else outputs
 
     parts = [part for part in parts if len(part.y)]
-    outputs = np.concatenate([predict(part.client, part.x) for part in parts])
+    x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.x for part in parts))
+    if not fitted.algorithm(index).personal:
+        return Predicted(line.seed, line.played, *joined(parts), predict(x))
+    of_parts = [predict(part.x, None if part.client < 0 else part.client) for part in parts]
     by_client = []
-    if algorithm.personal and is_new:
-        for client in range(len(jax.tree.leaves(clients)[0])):
-            of_parts = [predict(client, part.x) for part in parts]
-            by_client.append((client, np.concatenate(of_parts)))
-    return Predicted(one.run.seed, one.line().played, *joined(parts), outputs, by_client)
+    if is_new:
+        number = fitted.plan.inputs.train.size.shape[1]
+        by_client = [(client, predict(x, client)) for client in range(number)]
+    outputs = np.concatenate(of_parts)
+    return Predicted(line.seed, line.played, *joined(parts), outputs, by_client)
 
 
 def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """What is known about the examples of all parts, their targets, the numbers of domains."""
     frames = []
     for part in parts:
-        about = pd.DataFrame({"index": part.rows}).assign(domain=part.domain, split=part.split)
+        about = pd.DataFrame({"source": part.source}).assign(domain=part.domain, split=part.split)
         client = pd.NA if part.client < 0 else part.client
         frames.append(about.assign(client=pd.array([client] * len(about), dtype="Int64")))
-    of = [np.zeros(len(p.y), np.int32) if p.number is None else p.number for p in parts]
     y = np.concatenate([part.y for part in parts])
-    return pd.concat(frames, ignore_index=True), y, np.concatenate(of)
+    none = np.zeros(len(y), np.int32)
+    numbers = [none[: len(part.y)] if part.number is None else part.number for part in parts]
+    return pd.concat(frames, ignore_index=True), y, np.concatenate(numbers)
 
 
 @functools.cache  # or every run would compile it anew
@@ -218,44 +223,60 @@ def counter(score: Any) -> Callable[..., float] | None:
 
 
 def rows(
-    of: Predicted, task: Objective, classes: Sequence[str], asked: Collection[str] = ()
+    run: Predicted, task: Objective, classes: Sequence[str], asked: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """The scores of a run: by domain, by class (label, value) and by client, `by` and `name`.
 
     classes: their names. asked: names of metrics; one that is not defined is None.
     """
-    found: list[dict[str, Any]] = []
-    score: Any = task.score.of_domains(of.number)
-    each, counted = scorer(task)(of.outputs, of.y), counter(score)
+    scores = group_scores(run, run.outputs, task, asked)
+    found = []
+    for (domain, split), group in run.groups("domain", "split"):
+        about = {"by": "domain", "name": domain, "domain": domain, "split": split}
+        found.append(about | scores(group))
+    found += _of_columns(run, task.kind, classes)
+    for (client, domain, split), group in run.groups("client", "domain", "split"):
+        about = {"by": "client", "name": str(client), "domain": domain, "split": split}
+        found.append(about | scores(group))
+    for number, outputs in run.by_client:
+        about = {"by": "client", "name": str(number), "domain": "all", "split": "new"}
+        of_client = group_scores(run, outputs, task, asked)
+        found.append(about | of_client(np.arange(len(outputs))))
+    return [{"seed": run.seed, "round": run.round, **row} for row in found]
 
-    def add(
-        by: str, name: str, some: Any, outputs: Any, scores: pd.DataFrame, **about: str
-    ) -> None:
-        means = {"examples": len(some), **scores.iloc[some].mean().to_dict()}
-        if counted:
-            means["score"] = counted(outputs[some], of.y[some], of.number[some])
-        measured = metrics.values(asked, Predictions(task.kind, of.y[some], outputs[some]))
-        found.append({"by": by, "name": name, **about, **means, **measured})
 
-    def groups(*keys: str) -> Any:
-        return of.examples.groupby([*keys], sort=False).indices.items()
+def group_scores(
+    run: Predicted, outputs: np.ndarray, task: Objective, asked: Collection[str]
+) -> Callable[[np.ndarray], dict[str, Any]]:
+    """A function from rows of a run's examples to their number, score, loss and metrics.
 
-    for (domain, split), some in groups("domain", "split"):
-        add("domain", domain, some, of.outputs, each, domain=domain, split=split)
-    outputs, y = of.of_test()
-    if outputs.shape[1:] == (len(classes),):  # a loss of one's own may read more outputs
-        sizes = [len(y)] * len(classes)
-        if task.kind == "classes":
-            sizes = np.bincount(y, minlength=len(classes)).tolist()
-        triples = zip(classes, sizes, of_columns(task.kind, outputs, y).tolist(), strict=True)
-        keys = ("by", "name", "examples", "score")
-        found += [dict(zip(keys, (COLUMNS[task.kind][0], *of), strict=True)) for of in triples]
-    for (client, domain, split), some in groups("client", "domain", "split"):
-        add("client", str(client), some, of.outputs, each, domain=domain, split=split)
-    for client, own in of.by_client:
-        scores = scorer(task)(own, of.y)
-        add("client", str(client), np.arange(len(of.y)), own, scores, domain="all", split="new")
-    return [{"seed": of.seed, "round": of.round, **each} for each in found]
+    outputs: [M, K] for all examples of the run.
+    """
+    score: Any = task.score.of_domains(run.number)
+    of_examples, of_counts = scorer(task)(outputs, run.y), counter(score)
+
+    def scores(group: np.ndarray) -> dict[str, Any]:
+        found: dict[str, Any] = {"examples": len(group), **of_examples.iloc[group].mean()}
+        if of_counts:
+            found["score"] = of_counts(outputs[group], run.y[group], run.number[group])
+        return found | metrics.values(asked, Predictions(task.kind, run.y[group], outputs[group]))
+
+    return scores
+
+
+def _of_columns(run: Predicted, kind: str, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """The scores of a run's test by class, label or value, whose names are `classes`."""
+    outputs, y = run.of_test()
+    if outputs.shape[1:] != (len(classes),):  # a loss of one's own may read more outputs
+        return []
+    sizes = np.full(len(classes), len(y))
+    if kind == "classes":
+        sizes = np.bincount(y, minlength=len(classes))
+    pairs = zip(sizes.tolist(), of_columns(kind, outputs, y).tolist(), strict=True)
+    return [
+        {"by": COLUMNS[kind][0], "name": name, "examples": size, "score": score}
+        for name, (size, score) in zip(classes, pairs, strict=True)
+    ]
 
 
 def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -98,6 +98,17 @@ class NonfiniteWarning(UserWarning):
     """An update became NaN or infinite, and the training goes on."""
 
 
+def _batches(number: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Return the rows of each batch, and how many of them count: the others fill it up.
+
+    The sizes are powers of two, as a program is compiled for each size.
+    """
+    for first in range(0, max(number, 1), _BATCH):
+        rows = np.arange(first, min(first + _BATCH, number))
+        size = 1 << (len(rows) - 1).bit_length() if len(rows) else 0
+        yield np.resize(rows, size), len(rows)
+
+
 class Fitted:
     """R runs, trained or in training: every combination of hyperparameters with every seed.
 
@@ -293,22 +304,20 @@ class Fitted:
         classes are argmax(-1). `client` is the client that is served, for an algorithm with
         personal networks, or None for one that was never seen.
         """
-        algorithm, state = self.algorithm(run), self.state(run)
+        algorithm, state = self.algorithm(run), self.stored().state
         x = self._inputs_of(x)
         self._check_client(client)
+        server = jax.tree.map(lambda leaf: leaf[run], state.server)
         own: Tree = ()
-        if algorithm.personal and client is None:
-            own = algorithm.init_client(state.server, jax.numpy.int32(0))
-        elif algorithm.personal and client is not None:
-            own = tree.take(state.clients, client)
-        hyper, number = self.runs[run].hyper, len(jax.tree.leaves(x)[0])
-        outputs = [
-            jax.device_get(self._predict(hyper, state.server, own, batch))
-            for batch in (
-                jax.tree.map(lambda leaf, at=at: leaf[at : at + _BATCH], x)
-                for at in range(0, max(number, 1), _BATCH)
-            )
-        ]
+        if algorithm.personal and (client is None or self._is_pooled):
+            own = algorithm.init_client(server, jax.numpy.int32(0))
+        elif algorithm.personal:
+            own = jax.tree.map(lambda leaf: leaf[run, client], state.clients)
+        outputs = []
+        for rows, number in _batches(len(jax.tree.leaves(x)[0])):
+            batch = jax.tree.map(lambda leaf, rows=rows: np.asarray(leaf)[rows], x)
+            of_batch = jax.device_get(self._predict(self.runs[run].hyper, server, own, batch))
+            outputs.append(jax.tree.map(lambda leaf, number=number: leaf[:number], of_batch))
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *outputs)
 
     def evaluate(self, x: Tree, y: Tree, *, client: int | None = None) -> evaluation.Scores:

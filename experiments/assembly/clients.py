@@ -98,6 +98,7 @@ class Deal:
 
     data: Examples  # of all draws in a row, then copies with wrong labels
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
+    origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
     splits: Splits
 
 
@@ -125,15 +126,18 @@ def deal(
                 first_row=first_row,
             )
     source = np.tile(np.arange(len(first.y)), len(made.datasets))
+    origin = np.concatenate([draw.source for draw in made.datasets.values()])
     if not partition.wrong_labels:
-        return Deal(data, source, splits)
+        return Deal(data, source, origin, splits)
     places = [(held_out, seed) for held_out, of_seed in splits.items() for seed in of_seed]
     mislabelled = with_wrong_labels(
         partition, first, [splits[held_out][seed] for held_out, seed in places], places
     )
     for (held_out, seed), wrong in zip(places, mislabelled.splits, strict=True):
         splits[held_out][seed] = wrong
-    return Deal(mislabelled.splits[0].train.data, source[mislabelled.source], splits)
+    copied = mislabelled.source
+    data = mislabelled.splits[0].train.data
+    return Deal(data, source[copied], origin[copied], splits)
 
 
 def _split_seed(config: Config, held_out: str | None, seed: int) -> int:

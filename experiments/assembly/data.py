@@ -87,6 +87,8 @@ def load(data: Data, like: Dataset | None = None, decode: images.Decode | None =
             names["name"] = "dataset"
         raise in_flags(error, f"--dataset={data.dataset}", names) from None
     _check_names(data.dataset, loaded)
+    if loaded.source is None:
+        loaded = loaded._replace(source=np.arange(len(loaded.y)))
     count = data.max_examples
     if 0 < count < len(loaded.y):
         rows = np.random.default_rng(0).choice(len(loaded.y), count, replace=False)

@@ -45,6 +45,7 @@ class Setup:
     # Of all draws in a row, then copies with wrong labels; on the host if there are several devices
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
+    origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
     splits: clients.Splits  # by held-out domain, by seed
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     objective: Objective
@@ -157,7 +158,7 @@ def make(
 
     Raises UsageError if the flags do not fit the data.
     """
-    _check_names(config)
+    check_names(config)
     made = clients.draws(config, seeds or config.training.seeds)
     first = made.first
     scored = _objective(config, first)
@@ -198,6 +199,7 @@ def make(
         cells,
         deal.data,
         deal.source,
+        deal.origin,
         deal.splits,
         variables,
         scored,
@@ -211,7 +213,7 @@ def make(
     return replace(setup, data=place(setup.data))
 
 
-def _check_names(config: Config) -> None:
+def check_names(config: Config) -> None:
     """Checks the names of code, before any data are read."""
     loss, score = config.method.loss, config.evaluation.score
     factories.check_factory("model", config.network.model, MODELS)

@@ -8,13 +8,13 @@ import pandas as pd
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
 
-from .. import run
+from .. import outputs, run
 from ..assembly import experiment, scaling
 from ..config import Config
-from ..errors import check_picture
 from . import data_figures, figures, forms
 from .data_figures import Holders
 
+_MARK = outputs.mark("show-data")
 _FEATURES = 30  # the most features in their table
 
 
@@ -59,7 +59,9 @@ def show(config: Config, picture: str, images: int) -> str:
 
     picture: its path. images: how many of each domain.
     """
-    out = check_picture("out", picture)
+    files = outputs.of_picture("out", picture)
+    outputs.check("show-data", files, outputs.of_data(config.data.dataset))
+    out = files[0].path
     whole = replace(config.network, train_only=())  # or images would be a frozen body's outputs
     config = replace(config, network=whole)
     assembled = experiment.make(config, config.training.seeds[:1], run.start_of(config))
@@ -73,5 +75,5 @@ def show(config: Config, picture: str, images: int) -> str:
     if warning := assembled.scale_warning:
         text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)
-    figures.save(data_figures.paint(*shown, images), out, dpi=130)
+    figures.save(data_figures.paint(*shown, images), out, dpi=130, creator=_MARK)
     return f"{text}Picture: {out}."

@@ -236,20 +236,23 @@ def _digest_in(path: Path) -> str | None:
         return None
 
 
-def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "") -> None:
+def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "", creator: str = "") -> None:
     """Writes a figure as PNG and as PDF; the same figure gives the same bytes.
 
-    digest: a text to store in the PNG.
+    digest: a text to store in the PNG. creator: a text to store in both, by which a command knows
+    its files.
     """
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # both files have the places that are computed by now
     fonts = matplotlib.rc_context({"pdf.fonttype": 42})  # which publishers ask for
+    about = {"CreationDate": None, **({"Creator": creator} if creator else {})}
     with fonts, files.replacing(path.with_suffix(".pdf")) as file:
-        figure.savefig(file, format="pdf", metadata={"CreationDate": None})
+        figure.savefig(file, format="pdf", metadata=about)
     # The PNG is last, because its digest says that both are there.
     with files.replacing(path) as file:
         dpi = min(dpi, _MOST_PIXELS / max(figure.get_size_inches()))
         metadata = {_DIGEST: digest} if digest else {}
+        metadata |= {"Software": creator} if creator else {}
         figure.savefig(file, format="png", dpi=dpi, metadata=metadata)
 
 

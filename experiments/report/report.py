@@ -159,20 +159,22 @@ def _metrics(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> l
         chosen = selection.choose(cell.label, cell.result, config.evaluation.select)
         if chosen is None:
             continue
-        runs = finished.of_folder(cell.folder, assembled)
-        algorithm = runs.algorithm(chosen.indices[0])
+        of_state = {
+            state: finished.of_folder(cell.folder, state, assembled) for state in finished.STATES
+        }
         about = {"algorithm": cell.label, "held_out": chosen.held_out}
         of = "" if len(cells) == 1 else f" of {cell.label}, held out {chosen.held_out}"
         for index in chosen.indices:
-            picked = selection.picked_or_last(runs.result.runs[index], config.evaluation.select)
+            run = cell.result.runs[index]
+            picked = selection.picked_or_last(run, config.evaluation.select)
             # Another rule may have kept another state than this one's, but the last is there.
-            is_last = picked.round == runs.result.runs[index].last.round
-            one = runs.run(index, "last" if is_last else "best")
-            own = predictions.own_parts(runs, one.run.seed)
+            runs = of_state["last"]
+            if picked.round != runs.round:
+                runs = of_state["best"]
             try:
-                found = predictions.predicted(one, algorithm, own)
+                found = predictions.predicted(runs, index, predictions.own_parts(runs, run.seed))
             except UsageError as error:
-                lacking.append(f"The metrics leave out seed {one.run.seed}{of}: {error}.")
+                lacking.append(f"The metrics leave out seed {run.seed}{of}: {error}.")
                 continue
             rows += [
                 about | row

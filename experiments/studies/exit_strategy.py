@@ -144,8 +144,8 @@ def phase(result: RowResult) -> Outcome | None:
     """The pre-training of a row, with a leading axis of runs; None if no client can leave."""
     if result.config.method.algorithm != ("exit_strategy",):
         return None
-    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
-    server = exit_strategy.server_in(runs.states("last").server)
+    runs = finished.open("run_dir", result.only.folder, "last", named=result.config.outside)
+    server = exit_strategy.server_in(runs.fitted.stored().state.server)
     assert server is not None
     return exit_strategy.outcome(server)
 

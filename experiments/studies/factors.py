@@ -21,7 +21,7 @@ from fedjax_inv.models.blocks import unit_range
 from fedjax_inv.types import Array, Model, Tree, Variables
 
 from .. import finished
-from ..finished import OneRun
+from ..assembly.grid import Cell
 from ..folder import selection
 from ..report import figures
 from . import drawings
@@ -53,18 +53,18 @@ def encoded(model: Model, variables: Variables, x: Tree) -> Array:
 
 
 def trained_on(
-    one: OneRun, model: Model, variables: Variables, x: Array, y: Array, average: Array
+    cell: Cell, index: int, variables: Variables, model: Model, x: Array, y: Array, average: Array
 ) -> Array:
-    """The factors [N, F] that the run's method trains on.
+    """The factors [N, F] that the method of a run of a cell trains on.
 
     x: [N, ...] inputs, y: [N] labels, average: [A, ...] mean inputs.
     """
-    if one.runs.cell.algorithm == "fedmix":
-        ratio = one.run.hyper.get("ratio", 0.05)
+    if cell.algorithm == "fedmix":
+        ratio = cell.runs[index].hyper.get("ratio", 0.05)
         mixed = (1 - ratio) * x + ratio * average.mean(0)
         return averaging.embedding(encoded(model, variables, mixed))
     factors = encoded(model, variables, x)
-    if one.runs.cell.algorithm != "fedcfa":
+    if cell.algorithm != "fedcfa":
         return averaging.embedding(factors)
     mask = jnp.ones(len(x), bool)
 
@@ -75,7 +75,7 @@ def trained_on(
 
     scores = fedcfa.factor_scores(true_logit, factors)
     num_factors = scores.shape[1]
-    top_k = one.runs.cell.settings.get("top_k")
+    top_k = cell.settings.get("top_k")
     top_k = fedcfa.default_top_k(num_factors) if top_k is None else top_k
     low, _ = fedcfa.split_factors(scores, min(top_k, num_factors))
     others = encoded(model, variables, average)[jnp.arange(len(x)) % len(average)]
@@ -91,21 +91,20 @@ def panel(
     """
     picked = selection.choose(result.row.label, result.only.result, result.config.evaluation.select)
     assert picked is not None, "a complete row has selected runs"
-    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
-    one = runs.run(picked.indices[0], "last")
-    made, model = runs.data, runs.data.model
-    network = one.algorithm().network
-    assert network is not None
-    variables = network(one.served().server)
-    parts = parts_of(made.splits[runs.cell.held_out][one.run.seed].train)
-    rows, client = chosen_rows(parts, clients, examples, one.run.seed)
+    runs = finished.open("run_dir", result.only.folder, "last", named=result.config.outside)
+    made, index = runs.data, picked.indices[0]
+    seed, variables = runs.line(index).seed, runs.fitted.network(index)
+    parts = parts_of(made.splits[runs.cell.held_out][seed].train)
+    rows, client = chosen_rows(parts, clients, examples, seed)
 
     def inputs(rows: np.ndarray) -> Array:
         return unit_range(jnp.asarray(made.data.x[rows]))
 
     average = jnp.stack([inputs(part[:_CHUNK]).mean(0) for part in parts if len(part)])
     y = jnp.asarray(made.data.y[rows])
-    factors = np.asarray(trained_on(one, model, variables, inputs(rows), y, average))
+    factors = np.asarray(
+        trained_on(runs.cell, index, variables, made.model, inputs(rows), y, average)
+    )
     return factors, client
 
 

@@ -9,16 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
+from scipy import special
 
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv.types import Tree
 
-from .. import finished, predictions
-from ..finished import OneRun
+from .. import finished
+from ..finished import Runs
 from ..report import figures
 from ..report.data_figures import rendered, to_rgb
 from . import drawings
@@ -45,32 +43,26 @@ class Masks(NamedTuple):
     probability: np.ndarray  # [I], of that class
 
 
-def seen_images(one: OneRun, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """(images as the network sees them, labels) of the test domain of a run.
+def seen_images(runs: Runs, seed: int, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """(images as the network sees them, labels) of the test domain of a seed.
 
     indices: which, in the order of the data set.
     """
-    made = one.runs.data
-    test = made.splits[one.runs.cell.held_out][one.run.seed].test
+    made = runs.data
+    test = made.splits[runs.cell.held_out][seed].test
     rows = np.sort(parts_of(test)[0])[list(indices)]
     return rendered(made.dataset, rows), np.asarray(made.data.y)[rows]
 
 
-def classifier(one: OneRun, channels: int) -> Classifier:
+def classifier(runs: Runs, index: int, channels: int) -> Classifier:
     """A function from RGB images to the probabilities that a new client of a run predicts.
 
     channels: the number of channels of the network's inputs, which `to_rgb` lets stand first.
     """
-    algorithm, server = one.algorithm(rendered=True), one.served().server
-
-    @jax.jit
-    def probabilities(server: Tree, x: jax.Array) -> jax.Array:
-        own = algorithm.init_client(server, jnp.int32(0))
-        return jax.nn.softmax(algorithm.predict(server, own, x))
 
     def classify(rgb: np.ndarray) -> np.ndarray:
-        x, batches = rgb[..., :channels], predictions.batches(len(rgb), _BATCH)
-        return np.concatenate([probabilities(server, x[rows]) for rows in batches])[: len(x)]
+        logits = runs.fitted_to_images.predict(rgb[..., :channels], index)
+        return special.softmax(logits, -1)
 
     return classify
 
@@ -122,10 +114,10 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
     Every row sees the same perturbations of an image.
     """
     seed = result.config.training.seeds[0]
-    runs = finished.open("run_dir", result.only.folder, named=result.config.outside)
-    one = runs.select(seed, 0, "last")
-    images, y = seen_images(one, indices)
-    classify, pictures = classifier(one, images.shape[-1]), to_rgb(images)
+    runs = finished.open("run_dir", result.only.folder, "last", named=result.config.outside)
+    index = next(index for index, run in enumerate(runs.cell.runs) if run.seed == seed)
+    images, y = seen_images(runs, seed, indices)
+    classify, pictures = classifier(runs, index, images.shape[-1]), to_rgb(images)
     probabilities = classify(pictures)
     predicted = probabilities.argmax(-1)
     height, width = images.shape[1:3]
@@ -134,7 +126,7 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
         explain(picture, classify, segments, label, samples=samples, seed=seed)
         for picture, label in zip(pictures, predicted, strict=True)
     ]
-    label = f"{result.row.label}, round {one.line().played}"
+    label = f"{result.row.label}, round {runs.line(index).played}"
     classes = runs.data.dataset.classes
     return Masks(label, images, y, classes, np.stack(weights), predicted, probabilities.max(-1))
 

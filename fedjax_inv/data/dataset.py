@@ -12,7 +12,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 TASKS = ("classes", "labels", "values")
-_OF_EXAMPLES = ("x", "y", "domain", "test", "user", "original", "valid")  # fields [M, ...]
+_NUMBERS = ("x", "y", "domain", "test", "user", "original", "valid")  # fields [M, ...]
 
 
 class Column(NamedTuple):
@@ -51,6 +51,9 @@ class Dataset(NamedTuple):
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
     columns: tuple[Column, ...] = ()  # of a table, whose features are x [M, D]; () for other data
     valid: np.ndarray | None = None  # [M] bool, for validation; None: a part that is drawn
+    # [M] where each example comes from: its file, or the number of its row in the source; None: the
+    # rows of the source in order
+    source: np.ndarray | None = None
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -65,7 +68,7 @@ class Dataset(NamedTuple):
 
     def take(self, rows: np.ndarray) -> "Dataset":
         """Return the examples in some rows, [n] integers or [M] bool."""
-        of_examples = {name: getattr(self, name) for name in _OF_EXAMPLES}
+        of_examples = {name: getattr(self, name) for name in (*_NUMBERS, "source")}
         return self._replace(**jax.tree.map(lambda leaf: leaf[rows], of_examples))
 
 
@@ -86,7 +89,7 @@ def check_dataset(dataset: Dataset) -> None:
     for name in ("test", "valid"):
         if (field := getattr(dataset, name)) is not None and np.asarray(field).dtype != bool:
             raise UsageError(f"dataset.{name}", field, "must be bool")
-    of_examples = {name: getattr(dataset, name) for name in _OF_EXAMPLES}
+    of_examples = {name: getattr(dataset, name) for name in _NUMBERS}
     for (field, *rest), leaf in jax.tree_util.tree_leaves_with_path(of_examples):
         if np.shape(leaf)[:1] != (num_examples,) or not num_examples or not holds_finite(leaf):
             name = f"dataset.{field.key}{jax.tree_util.keystr((*rest,))}"

@@ -25,8 +25,9 @@ TWEETS = "sentiment140:"  # before the path of a file of tweets
 NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
-_KEYS = ("x", "y", "domain", "client", "test", "group", "valid")  # the arrays that are read
-_ABOUT = ("path", "record")  # what says where they come from, as `fedjax-inv features` writes it
+# The arrays that are read; path are the files that the examples come from.
+_KEYS = ("x", "y", "domain", "client", "test", "group", "valid", "path")
+_ABOUT = ("record",)  # what `fedjax-inv features` writes about features
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
 _UNFIT: tuple[type[Exception], ...] = (
     *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
@@ -303,7 +304,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         in increasing order, or strings [M], their names; labels, [M, K] bool; or values, [M] or
         [M, K] floating. domain and client and group: [M] integers or strings; no random split
         separates a group. test and valid: [M] bool, the splits; if no example is `valid`, a part
-        is drawn.
+        is drawn. path: [M] strings, the file of each example.
     """
     lacking = [key for key in ("x", "y") if key not in arrays]
     if lacking:
@@ -319,6 +320,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         "group": named,
         "test": ("b", (1,), "bool [M]"),
         "valid": ("b", (1,), "bool [M]"),
+        "path": ("U", (1,), "strings [M]"),
     }
     for key, (kinds, ndims, needed) in allowed.items():
         array = arrays.get(key)
@@ -347,6 +349,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         text = "test is false everywhere: the data have no test split"
         warnings.warn(f"{name}: {text}", stacklevel=3)
     more: dict[str, Any] = {"user": user, "original": group, "valid": arrays.get("valid")}
+    more["source"] = arrays.get("path")
     return Dataset(x, y, classes, domain, domains, test, **more)
 
 
@@ -403,4 +406,6 @@ def _image_folder(root: Path, decode: images.Decode) -> Dataset:
     domain, domains = _numbered(of_domain)
     y, classes = _numbered(of_label)
     x = decode(files)
-    return Dataset(x, y, classes, domain, domains, np.zeros(len(y), bool))
+    source = np.array([str(file.relative_to(root)) for file in files])
+    none = np.zeros(len(y), bool)
+    return Dataset(x, y, classes, domain, domains, none, source=source)

@@ -136,12 +136,14 @@ def table(
     user = _groups(frame, roles.client)[0] if roles.client in frame else None
     group = _groups(frame, roles.group)[0] if roles.group in frame else None
     columns: tuple[Column, ...] = ()
+    source = None
     if is_of_images:
         x = _images(frame, roles.image, decode)
+        source = np.array([*map(str, _column(frame, roles.image)[0])])
     else:
         x, columns = _features(frame, features, known)
     more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
-    return Dataset(x, y, classes, domain, domains, test, **more)
+    return Dataset(x, y, classes, domain, domains, test, source=source, **more)
 
 
 def _used(roles: Roles) -> set[str]:

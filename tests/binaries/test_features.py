@@ -168,10 +168,10 @@ def test_a_frozen_body_s_outputs_are_computed_once(
     assembled = experiment.make(frozen.job.config)
     assert assembled.frozen is not None
     assert assembled.data.x.shape[1:] == (WIDTHS[-1],)
-    opened = finished.open("run", frozen.folder)
+    opened = finished.open("run", frozen.folder, "best")
     options = evaluation.Options(str(frozen.folder), dataset=str(folder / "images"))
-    _, (found,), _ = evaluation.evaluate(opened, options)
-    place = export.export(opened.run(0, "best"), tmp_path / "networks")
+    found, _ = evaluation.predict(opened, options)
+    place = export.export(opened, 0, tmp_path / "networks")
     model = models.resnet18(2, image_size=64, widths=WIDTHS)
     x = sources.load(str(folder / "images"), image_size=SIDE).x
     shapes = jax.eval_shape(model.init, jax.random.key(0), x)
@@ -179,7 +179,7 @@ def test_a_frozen_body_s_outputs_are_computed_once(
     body = models.BODIES["resnet18"]
     model = models.normalised(model, body.mean, body.std)
     logits = jax.jit(lambda v: models.predict(model, v, x))(variables)
-    assert_close(found.outputs, logits, rtol=1e-4, atol=1e-4)
+    assert_close(found[0].outputs, logits, rtol=1e-4, atol=1e-4)
     assert np.ptp(logits, 0).min() > 1e-2
 
 

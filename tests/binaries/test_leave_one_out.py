@@ -53,9 +53,9 @@ def test_the_rule_sees_the_mean_score_on_the_domains_left_out(done: Ran) -> None
     best = tables.winners_table([picked])
     assert best["domains left out, %"].str.contains("±").all()
     # The network that is kept is that of the run on all domains.
-    runs = finished.open("run", done.folder)
+    runs = finished.open("run", done.folder, "best")
     for index, line in enumerate(picked.selected):
-        assert int(runs.run(index, "best").served().round) == line.round
+        assert int(runs.fitted.state(index).round) == line.round
     table = pd.read_csv(done.folder / "runs.csv")
     assert {*table[table.selected].run} == {0, 1}
     assert {*table[table.picked_by.notna()].run} == {0, 1}

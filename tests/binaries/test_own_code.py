@@ -182,17 +182,11 @@ def test_an_exported_network_names_the_arguments_of_its_factory(tmp_path: Path) 
 
 def test_data_that_are_gone_are_told_with_the_run(tmp_path: Path) -> None:
     gone = config.of(dataset=str(tmp_path / "gone.csv"))
-    saved = finished.Runs("--run=r", tmp_path, gone, Undivided(""), [], None)
     line = r"^--run=r: needs the data of its training: --dataset=.*gone.csv: must be a file, there"
     with pytest.raises(UsageError, match=line):
-        _ = saved.data
+        finished._data("--run=r", gone, "")
 
 
 class Saved(NamedTuple):
     config: Any
     data: Any
-
-
-class Undivided(NamedTuple):
-    held_out: str
-    validate: None = None

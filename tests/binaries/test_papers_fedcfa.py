@@ -225,15 +225,14 @@ def test_factors_of_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [len(axis.lines) for axis in drawn[-1].axes] == [4]  # three clients and all
     assert found.shape == (60, 8)
     assert len(set(client)) == 3
-    trained = finished.open("run", result.only.folder).select(0, 0, "last")
-    made = trained.runs.data
+    trained = finished.open("run", result.only.folder, "last")
+    made = trained.data
     # Counterfactuals have three factors of a mean image, and the other five are the image's.
     x = unit_range(made.data.x[:5])
-    network = trained.algorithm().network
-    assert network is not None
-    model, variables = made.model, network(trained.served().server)
+    model, variables = made.model, trained.fitted.network()
     average = x[:1] * 0 + 0.5
-    told_factors = factors.trained_on(trained, model, variables, x, made.data.y[:5], average)
+    y = made.data.y[:5]
+    told_factors = factors.trained_on(trained.cell, 0, variables, model, x, y, average)
     plain, of_average = (np.asarray(factors.encoded(model, variables, v)) for v in (x, average))
     kept = np.asarray(told_factors) == plain
     assert (kept.sum(1) >= 5).all()

@@ -4,13 +4,11 @@ import json
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import runs
 from fedjax_inv.data import federation
-from fedjax_inv.types import Array, Tree
 from fedjax_inv_experiments import config, finished
 from fedjax_inv_experiments.report.data_figures import to_rgb
 from fedjax_inv_experiments.studies import masks
@@ -41,33 +39,28 @@ def fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_classifier_is_the_run_that_was_asked_for(fedavg: Path) -> None:
-    one = finished.open("run_dir", fedavg).select(0, 1, "last")
-    made, held_out = one.runs.data, one.runs.cell.held_out
+    runs = finished.open("run_dir", fedavg, "last")
+    made, held_out = runs.data, runs.cell.held_out
+    index = [index for index, run in enumerate(runs.cell.runs) if run.seed == 0][1]
     rows = np.sort(federation.parts_of(made.splits[held_out][0].test)[0])
-    images, y = masks.seen_images(one, range(len(rows)))
+    images, y = masks.seen_images(runs, 0, range(len(rows)))
     np.testing.assert_array_equal(y, made.data.y[rows])
-    classify = masks.classifier(one, images.shape[-1])
+    classify = masks.classifier(runs, index, images.shape[-1])
     probabilities = classify(to_rgb(images))
     # However many there are, as LIME's last batch may be short.
     np.testing.assert_allclose(classify(to_rgb(images[:3])), probabilities[:3], atol=1e-6)
 
     # On the stored test examples, by the network that renders them.
-    algorithm = one.algorithm()
-
-    @jax.jit
-    def stored(server: Tree, x: Tree) -> Array:
-        own = algorithm.init_client(server, jnp.int32(0))
-        return jax.nn.softmax(algorithm.predict(server, own, x))
-
     x = jax.tree.map(lambda leaf: leaf[rows], made.data.x)
-    np.testing.assert_allclose(probabilities, stored(one.served().server, x), atol=1e-6)
+    stored = jax.nn.softmax(runs.fitted.predict(x, index))
+    np.testing.assert_allclose(probabilities, stored, atol=1e-6)
 
     # The loss of this run's last evaluation.
     result = json.loads((fedavg / "result.json").read_text())
     (told,) = [
         each["last"]["domains"][held_out]
         for each in result["runs"]
-        if each["seed"] == 0 and each["hyper"] == one.run.hyper
+        if each["seed"] == 0 and each["hyper"] == runs.cell.runs[index].hyper
     ]
     loss = -np.log(probabilities[np.arange(len(rows)), y]).mean()
     np.testing.assert_allclose(loss, told["loss"], rtol=1e-4)

@@ -31,16 +31,12 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return trained(tmp_path_factory.mktemp("runs") / "every")
 
 
-@pytest.fixture(scope="module")
-def one(whole: Ran) -> finished.OneRun:
-    return finished.open("run", whole.folder).run(0, "last")
-
-
-def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -> None:
+def test_only_the_head_moves_and_is_uploaded(whole: Ran) -> None:
+    runs = finished.open("run", whole.folder, "last")
     program, job = whole.job.plan.program, whole.job
     start = program.init(job.plan.data, job.plan.inputs).state
-    before, after = start.server, one.served().server
-    algorithm = one.algorithm()
+    before, after = start.server, runs.fitted.state().server
+    algorithm = runs.fitted.algorithm()
     assert isinstance(after, freezing.Server)
     assert algorithm.network is not None
     own = jax.tree.map(lambda leaf: leaf[0], before)
@@ -50,15 +46,15 @@ def test_only_the_head_moves_and_is_uploaded(whole: Ran, one: finished.OneRun) -
         (a != b).any() for a, b in zip(*map(jax.tree.leaves, (first.head, last.head)), strict=True)
     )
     state = jax.tree.map(lambda leaf: leaf[0], start)
-    split = one.runs.data.splits[one.runs.cell.held_out][0]
-    (traffic,) = rounds.traffic(algorithm, state, split.train._replace(data=job.plan.data))
+    split = runs.data.splits[runs.cell.held_out][0]
+    (traffic,) = rounds.traffic(algorithm, state, split.train._replace(data=runs.plan.data))
     assert traffic.up == 4 * sum(leaf.size for leaf in jax.tree.leaves(last.head))
     assert traffic.down > 4 * traffic.up
 
 
 def test_an_export_tells_outputs_of_its_own(every: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = finished.open("run", every.folder).run(0, "last")
-    assert export.meaning(one)["outputs"].endswith("their softmax are probabilities")
-    own = one.algorithm()._replace(own_outputs=True)
-    monkeypatch.setattr(finished.OneRun, "algorithm", lambda self: own)
-    assert "; fedavg computes them in a way of its own" in export.meaning(one)["outputs"]
+    runs = finished.open("run", every.folder, "last")
+    assert export.meaning(runs)["outputs"].endswith("their softmax are probabilities")
+    own = runs.fitted.algorithm()._replace(own_outputs=True)
+    monkeypatch.setattr(runs.fitted, "algorithm", lambda: own)
+    assert "; fedavg computes them in a way of its own" in export.meaning(runs)["outputs"]

@@ -17,10 +17,10 @@ import runs
 import slow
 from fedjax_inv import models, objectives
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data import sources
 from fedjax_inv.models import saved
-from fedjax_inv.types import Algorithm
 from fedjax_inv_experiments import config, evaluation, finished, predictions
-from fedjax_inv_experiments.assembly import metrics, objective
+from fedjax_inv_experiments.assembly import experiment, metrics, objective
 from fedjax_inv_experiments.assembly.metrics import Measure, Predictions
 from fedjax_inv_experiments.report import figures
 from runs import no_figures
@@ -98,7 +98,7 @@ def test_a_run_finds_its_data_from_another_folder(
     record["flags"]["dataset"], record["start"]["folder"] = place.name, str(place.parent)
     (tmp_path / "run" / "config.json").write_text(json.dumps(record))
     monkeypatch.chdir(tmp_path)
-    assert finished.open("run", Path("run")).data.dataset.task == ran.kind
+    assert finished.open("run", Path("run"), "last").data.dataset.task == ran.kind
 
 
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
     columns = pd.read_csv(written)
     assert len(columns) == of_domains["examples"].sum()
     assert {row.split(",")[5] for row in written.read_text().splitlines()[1:]} == {"", "0", "1"}
-    index = columns["index"].to_numpy()
+    index = columns["source"].to_numpy()
     assert DOMAIN[index].tolist() == columns["domain"].tolist()
     test = (columns["split"] == "test").to_numpy()
     if ran.kind == "values":
@@ -140,6 +140,23 @@ def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> 
         np.testing.assert_array_equal(truth.T, TARGETS["labels"][index])
         np.testing.assert_array_equal(predicted, probability > 0.5)
         assert (truth == predicted)[:, test].mean() == pytest.approx(line["test_score"])
+
+
+def test_each_row_of_the_data_knows_its_row_in_the_source() -> None:
+    """Also where each seed draws other examples, and where some are copied with wrong labels."""
+    chosen = config.of(
+        environment="stained",
+        training_domains=2,
+        domain_size=30,
+        test_fraction=0.1,
+        max_examples=500,
+        seeds=(0, 1),
+        wrong_labels=0.5,
+    )
+    made, whole = experiment.make(chosen), sources.load("digits")
+    number = len(made.origin)
+    np.testing.assert_array_equal(made.data.x.image[:number] > 0, whole.x[made.origin] > 0)
+    assert made.origin.max() > 500
 
 
 def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path) -> None:
@@ -163,12 +180,14 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path
 
 
 def test_a_network_may_return_one_value_without_an_axis() -> None:
-    unused: Any = None
-    algorithm = Algorithm(unused, unused, (), lambda server, own, x: x[:, 0])
-    of_run = {"line": lambda: SimpleNamespace(played=1), "run": SimpleNamespace(seed=0)}
-    one: Any = SimpleNamespace(served=lambda: ((), (), 0), **of_run)
+    fitted = SimpleNamespace(
+        predict=lambda x, index, client: x[:, 0],
+        algorithm=lambda index: SimpleNamespace(personal=False),
+    )
+    line = SimpleNamespace(played=1, seed=0)
+    runs: Any = SimpleNamespace(fitted=fitted, line=lambda index: line)
     parts = [predictions.Part("a", "test", -1, np.arange(len(X)), X, X[:, 0])]
-    found = predictions.predicted(one, algorithm, parts)
+    found = predictions.predicted(runs, 0, parts)
     np.testing.assert_array_equal(found.outputs, X[:, :1])
 
 

@@ -29,6 +29,7 @@ from fedjax_inv_experiments.folder import checkpoints, selected
 from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.selected import SelectedStates, ServingState
 from fedjax_inv_experiments.folder.selection import RULES
+from fedjax_inv_experiments.report.data_figures import rendered
 from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, with_flags
 
 
@@ -131,12 +132,14 @@ def test_a_finished_run_holds_its_last_and_its_selected_state(
     assert [path.name for path in (run.folder / "checkpoints").iterdir()] == ["6"]
     picked = [told["by_rule"]["validation"]["round"] for told in run.runs]
     assert picked != [6, 6]
-    runs = finished.open("run", run.folder)
-    for index, done in enumerate(picked):
-        for state, at in (("best", done), ("last", 6)):
-            expected = jax.tree.map(lambda a, i=index: a[i], seen[at])
-            found = runs.run(index, state).served()
-            chex.assert_trees_all_equal(found._replace(round=at), expected._replace(round=at))
+    for state, rounds_of in (("best", picked), ("last", [6, 6])):
+        runs = finished.open("run", run.folder, state)
+        for index, done in enumerate(rounds_of):
+            expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
+            found = runs.fitted.state(index)
+            assert runs.line(index).round == done
+            chex.assert_trees_all_equal(found.server, expected.server)
+            chex.assert_trees_all_equal(found.clients, expected.clients)
             assert jax.tree.leaves(found.clients)
 
 
@@ -150,21 +153,19 @@ def test_all_checkpoints_stay_and_serve(
     folder = go_on(job, halved(job, halved(job, tmp_path / "run")))
     assert checkpoints.rounds(folder / "checkpoints") == [1, 2, 3, 4, 5, 6]
     assert metrics(folder) == metrics(run.folder)
-    kept = finished.open("run", folder)
-    chex.assert_trees_all_equal(
-        kept.states("best"), finished.open("run", run.folder).states("best")
-    )
     for done, index in itertools.product((1, 4, 6), (0, 1)):
-        one = kept.run(index, str(done))
-        assert (one.line().round, one.line().run) == (done, index)
+        kept = finished.open("run", folder, str(done))
+        assert (kept.line(index).round, kept.line(index).run) == (done, index)
         expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
-        chex.assert_trees_all_equal(one.served(), expected)
+        chex.assert_trees_all_equal(kept.fitted.state(index).server, expected.server)
+        chex.assert_trees_all_equal(kept.fitted.state(index).clients, expected.clients)
     with pytest.raises(UsageError, match=r"^--state=7: "):
-        kept.run(0, "7").line()
+        finished.open("run", folder, "7")
     with no_figures():
         evaluation.run(evaluation.Options(str(folder), "4", export=str(tmp_path / "export")))
     scored = pd.read_csv(folder / "evaluation-4.csv", dtype={"name": str})
-    accuracies = [kept.run(index, "4").line().test_score for index in (0, 1)]
+    kept = finished.open("run", folder, "4")
+    accuracies = [kept.line(index).test_score for index in (0, 1)]
     np.testing.assert_allclose(scored.loc[scored["name"] == "80", "score"], accuracies, atol=1e-6)
     about = json.loads((tmp_path / "export" / "seed=0" / "model.json").read_text())
     assert about["run"] == {"folder": str(folder), "state": "4", "round": 4}
@@ -176,7 +177,7 @@ def held_out_images(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The images and the labels of the held-out domain, which each seed draws anew."""
     data = whole[0].job.plan.data
-    made = finished.open("run", whole[0].folder).data
+    made = finished.open("run", whole[0].folder, "last").data
     rows = [parts_of(made.splits["80"][seed].test)[0] for seed in (0, 1)]
     return [(np.asarray(data.x)[each], np.asarray(data.y)[each]) for each in rows]
 
@@ -244,10 +245,9 @@ def test_an_evaluation_on_other_data(
         text = evaluation.run(evaluation.Options(str(run.folder), "last", str(new), str(out)))
     assert "| a " in text
     scores = pd.read_csv(tmp_path / "new.csv")
-    runs = finished.open("run", run.folder)
-    algorithm = runs.algorithm()
+    fitted = finished.open("run", run.folder, "last").fitted
     for index, (_, got) in enumerate(scores.groupby("seed")):
-        server = runs.run(index, "last").served().server
+        algorithm, server = fitted.algorithm(index), fitted.state(index).server
         unseen = algorithm.init_client(server, jax.numpy.int32(0))
         right = np.asarray(algorithm.predict(server, unseen, x[some])).argmax(1) == y[some]
         by = {name: each.set_index("name") for name, each in got.groupby("by")}
@@ -349,13 +349,65 @@ def test_a_seed_without_its_state_is_left_out(
     assert picked or set(measured.loc[measured["seed"] == 0, "round"]) == {6}
 
 
-def test_predictions_do_not_replace_the_data(
+def test_a_last_state_that_is_gone_is_told(
     whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
 ) -> None:
-    data, link = tmp_path / "new.csv", tmp_path / "link.csv"
-    data.write_text("target,a\n1,2\n")
-    link.symlink_to(data)
-    for place in (data, link):
-        chosen = evaluation.Options(str(whole[0].folder), dataset=str(data), predictions=str(place))
-        with pytest.raises(UsageError, match=f"^--predictions={place}: "):
-            evaluation.run(chosen)
+    """The newest checkpoint that is there counts, with its own round and scores."""
+    run, _ = whole
+    job = run.job._replace(config=with_flags(run.job.config, keep_checkpoints="2"))
+    folder = go_on(job, halved(job, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints" / "6")
+    with pytest.warns(UserWarning, match="round 6 is gone, the last state is that of round 5"):
+        runs = finished.open("run", folder, "last")
+    (line,) = [each for each in metrics(folder) if (each["round"], each["run"]) == (5, 1)]
+    assert (runs.line(1).round, runs.line(1).test_score) == (5, line["test_score"])
+    with no_figures(), pytest.warns(UserWarning, match="is gone"):
+        assert "after round 5" in evaluation.run(evaluation.Options(str(folder), "last"))
+    assert set(pd.read_csv(folder / "evaluation-last.csv")["round"]) == {5}
+
+
+def test_the_cells_of_a_folder_give_one_table(
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
+) -> None:
+    """One is not finished, and one has no checkpoint of the round."""
+    run, _ = whole
+    for name in ("a", "b", "unfinished"):
+        shutil.copytree(run.folder, tmp_path / "sweep" / name)
+    (tmp_path / "sweep" / "unfinished" / "result.json").unlink()
+    written = {"export": str(tmp_path / "export"), "predictions": str(tmp_path / "p.csv")}
+    text = evaluation.run(evaluation.Options(str(tmp_path / "sweep"), "6", **written))
+    alone = finished.open("run", run.folder, "last")
+    scores = pd.read_csv(tmp_path / "sweep" / "evaluation-6.csv", dtype={"name": str})
+    tests = scores[(scores["by"] == "domain") & (scores["split"] == "test")]
+    assert tests["run"].tolist() == ["a", "a", "b", "b"]
+    assert set(tests["round"]) == {6}
+    expected = [alone.line(index).test_score for index in (0, 1)]
+    np.testing.assert_allclose(tests["score"], 2 * expected, atol=1e-6)
+    lines = [line for line in text.splitlines() if line.startswith(("| a ", "| b "))]
+    mean = f"{100 * np.mean(expected):.1f} ± "
+    assert all("| 80 " in line and "| 6 " in line and mean in line for line in lines)
+    assert len(lines) == 2
+    assert f"Not evaluated: --run={tmp_path / 'sweep' / 'unfinished'}: " in text
+    assert (tmp_path / "export" / "b" / "seed=1" / "model.json").is_file()
+    assert pd.read_csv(tmp_path / "p.csv").groupby(["run", "seed"]).ngroups == 4
+
+
+def test_an_evaluation_on_images_of_a_run_that_colours_its_own(tmp_path: Path) -> None:
+    """The images of the run's test as they are seen, in bytes."""
+    chosen = config.of(
+        run_dir=str(tmp_path / "run"),
+        environment="combinations",
+        angles=(0.0,),
+        rounds=1,
+        eval_every=1,
+        widths=(4,),
+    )
+    folder = ran(chosen).folder
+    runs = finished.open("run", folder, "last")
+    rows = np.sort(parts_of(runs.data.splits["9"][0].test)[0])
+    x = np.rint(255 * rendered(runs.data.dataset, rows)).astype(np.uint8)
+    np.savez(tmp_path / "new.npz", x=x, y=runs.data.dataset.y[rows])
+    with no_figures():
+        evaluation.run(evaluation.Options(str(folder), "last", str(tmp_path / "new.npz")))
+    scores = pd.read_csv(folder / "evaluation-last-new.csv")
+    assert scores["score"][0] == pytest.approx(runs.line(0).test_score, abs=1e-6)

@@ -115,18 +115,18 @@ def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
     kinds = frame.groupby("held_out")["split"].unique().map(set)
     assert all({*federation.UNSEEN} < each for each in kinds)
     for held_out, by in (("80", "0"), ("0", "80")):
-        runs = finished.open("run", tmp_path / "grid" / f"fedbn-{held_out}")
+        runs = finished.open("run", tmp_path / "grid" / f"fedbn-{held_out}", "best")
         assert (runs.cell.validate, runs.cell.held_out) == (by, held_out)
         (index, other) = finished.chosen(runs)
         lines = log.read(runs.path)
         for run in (index, other):
             of_run = [x for x in lines if x.run == run and x.round]
             best = max(x.domains[by].score for x in of_run)
-            selected = runs.run(run, "best").line()
+            selected = runs.line(run)
             assert selected.domains[by].score == best
             seed = runs.cell.runs[run].seed
             parts = predictions.own_parts(runs, seed)
-            of = predictions.predicted(runs.run(run, "best"), runs.algorithm(run), parts)
+            of = predictions.predicted(runs, run, parts)
             rows = predictions.rows(of, runs.data.objective, runs.data.dataset.classes)
             again = {row["name"]: row for row in rows if row["by"] == "domain"}
             assert [*again] == [*selected.domains]

@@ -63,6 +63,8 @@ def test_a_table_of_images(folder: Path, suffix: str) -> None:
     x = [colours(0, 4, 6, 3), grey, colours(4, 4, 6, 4)[..., :3], colours(5, 4, 6, 3)]
     np.testing.assert_array_equal(found.x, x, strict=True)
     assert (found.y.tolist(), found.classes, found.columns) == ([1, 0, 0, 1], ("0", "1"), ())
+    assert found.source is not None
+    assert found.source.tolist() == NAMES
     assert found.valid is not None
     assert (found.valid.tolist(), found.test.tolist()) == ([0, 1, 0, 0], [0, 0, 1, 0])
     roles = Roles(target=("hospital",), domain="y", group="img_id", ignored=("split",))

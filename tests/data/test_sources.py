@@ -361,6 +361,9 @@ def test_image_folder(tmp_path):
     np.testing.assert_array_equal(dataset.x[2], cat)
     np.testing.assert_array_equal(dataset.x[3], dog)
     assert not dataset.test.any()
+    files = ["art/dog/2.png", "art/elk/3.jpeg", "photo/cat/1.PNG", "photo/dog/1.png"]
+    assert dataset.source.tolist() == files
+    assert dataset.take(dataset.y == 1).source.tolist() == [files[0], files[3]]
 
 
 def test_images_of_several_sizes_are_resized(tmp_path):
