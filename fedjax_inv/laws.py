@@ -604,7 +604,10 @@ def delays_seeds_and_numbers_matter(case: Case) -> None:
         # The numbers of a personal algorithm may act on the clients alone.
         if case.algorithm.personal and name != "without delays":
             moved = max(moved, largest_difference(first.clients, second.clients))
-        assert moved > 1e-4, f"the run {name} is the same (they differ by {moved:.3g})"
+        text = f"the run {name} is the same (they differ by {moved:.3g})"
+        if name.startswith("with half"):
+            text += "; check it with hyperparameters with which it acts"
+        assert moved > 1e-4, text
 
 
 def runs_do_not_affect_each_other(case: Case) -> None:
