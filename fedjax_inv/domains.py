@@ -67,7 +67,7 @@ def penalised(
     loss: types.Loss,
     penalty_of: Penalty,
     penalty: float | Array,
-    warmup_rounds: int,
+    warmup_rounds: float | Array,
     num_domains: int,
     *,
     scale_loss: bool = False,

@@ -8,13 +8,15 @@ from fedjax_inv.types import Array
 
 
 def schedule(
-    penalty: float | Array | optax.Schedule, warmup_rounds: int, warmup_penalty: float | Array
+    penalty: float | Array | optax.Schedule,
+    warmup_rounds: float | Array,
+    warmup_penalty: float | Array,
 ) -> optax.Schedule:
     """Return the function round [] -> penalty [], as `fedipg` and domain methods have it.
 
     A negative value of a schedule becomes NaN, which a run reports.
     """
-    checks.integer("warmup_rounds", warmup_rounds, 0)
+    checks.real("warmup_rounds", warmup_rounds)
     checks.real("warmup_penalty", warmup_penalty)
     after = penalty if callable(penalty) else lambda round: penalty
     checks.real("penalty", after(0))

@@ -12,15 +12,20 @@ import numpy as np
 
 from ..config import Training
 from ..errors import flag_error
+from . import factories
 
 # Of learning rates: of sgd, and of other optimizers as DomainBed draws Adam's for small images
 # (Gulrajani & Lopez-Paz 2021, "In Search of Lost Domain Generalization").
 _SGD, _ADAM = (1e-2, 1.0), (10**-4.5, 10**-2.5)
 
-# Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. V-REx's and
-# those of methods inside of clients are DomainBed's. FedIPG's goes from its paper's value to the
-# largest one that acts (docs/algorithms.md), and the others' are about a decade around the values
-# of their papers.
+# Larger steps along these methods' penalties of gradients and risks diverge on digits.
+_INVARIANT, _SLOW = ("fedipg", "irm", "vrex", "vrex_domains"), (1e-2, 0.3)
+
+# Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. Those of
+# methods inside of clients are DomainBed's. FedIPG's and V-REx's end where SGD at the rates above
+# still trains, the others' are about a decade around the values of their papers. Where a method has
+# `warmup_rounds`, they are drawn, too, from 1 to half of all rounds; DomainBed draws those of IRM
+# and V-REx.
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "afl": {"step_size": (0.01, 1.0)},
     "cafe": {"alpha": (0.05, 0.5)},
@@ -32,7 +37,7 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "feddyn": {"alpha": (0.001, 0.1)},
     "fedgma": {"agreement": (0.2, 0.8)},
     "fediir": {"penalty": (0.001, 0.1)},
-    "fedipg": {"penalty": (0.01, 1e4)},
+    "fedipg": {"penalty": (0.01, 10.0)},
     "fedmix": {"ratio": (0.05, 0.2)},
     "fedomg": {"kappa": (0.1, 1.0)},
     "fedproto": {"penalty": (0.1, 10.0)},
@@ -46,8 +51,14 @@ RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "mmd": {"penalty": (0.1, 10.0)},
     "moon": {"penalty": (0.1, 10.0)},
     "qfedavg": {"q": (0.1, 5.0)},
-    "vrex": {"beta": (0.1, 1e5)},
+    "vrex": {"beta": (0.1, 100.0)},
     "vrex_domains": {"penalty": (0.1, 1e5)},
+}
+
+# Algorithm -> settings of its draws: with a large penalty a step of the plain objective diverges.
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "fedipg": {"scale_loss": True},
+    "vrex": {"scale_loss": True},
 }
 
 
@@ -71,10 +82,14 @@ def hypers(
         "learning_rate": training.optimizer,
         "server_learning_rate": training.server_optimizer,
     }
-    ranges = {k: v for k, v in RANGES.get(algorithm, {}).items() if k not in (*given, *settings)}
+    of_method = dict(RANGES.get(algorithm, {}))
+    if "warmup_rounds" in factories.hyperparameters(algorithm):
+        of_method["warmup_rounds"] = 1.0, max(2.0, training.rounds / 2)
+    ranges = {k: v for k, v in of_method.items() if k not in (*given, *settings)}
     for name, values in given.items():
         if not values:
-            ranges[name] = _SGD if optimizers[name] == "sgd" else _ADAM
+            of_sgd = _SLOW if name == "learning_rate" and algorithm in _INVARIANT else _SGD
+            ranges[name] = of_sgd if optimizers[name] == "sgd" else _ADAM
     fixed = {name: values[0] for name, values in given.items() if values}
     drawn = []
     for number in range(count):

@@ -129,6 +129,7 @@ def cells(
         fixed = {k: v for k, v in chosen.items() if k not in numbers}
         hypers = _product(numbers)
         if config.method.draws:
+            fixed = {k: (v,) for k, v in draws.SETTINGS.get(algorithm, {}).items()} | fixed
             hypers = draws.hypers(config.method.draws, config.training, algorithm, numbers, fixed)
         whole = [Run(seed, hyper) for hyper in hypers for seed in config.training.seeds]
         names = ["", *(left_out or {}).get(domain, ())]

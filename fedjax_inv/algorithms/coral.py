@@ -46,7 +46,7 @@ def coral(
     *,
     num_domains: int,
     penalty: float | Array = 1.0,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",

@@ -149,7 +149,7 @@ def fedipg(
     work: types.Work,
     *,
     penalty: float | Array | optax.Schedule = 1e-3,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     warmup_penalty: float | Array = 0.0,
     penalty_on: str = "all",
     estimator: str = "square",

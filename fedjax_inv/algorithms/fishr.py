@@ -65,7 +65,7 @@ def fishr(
     num_domains: int,
     penalty: float | Array = 1000.0,
     ema: float | Array = 0.95,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",

@@ -38,7 +38,7 @@ def irm(
     *,
     num_domains: int,
     penalty: float | Array = 1.0,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     estimator: str = "square",
     scale_loss: bool = True,
     loss: types.Loss = objectives.cross_entropy,

@@ -34,7 +34,7 @@ def vrex(
     work: types.Work,
     *,
     beta: float | Array = 1.0,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     scale_loss: bool = False,
     loss_batch_size: int = 64,
     loss: types.Loss = objectives.cross_entropy,
@@ -50,7 +50,7 @@ def vrex(
       loss_batch_size: the examples on which R is computed at once.
     """
     checks.real("beta", beta)
-    checks.integer("warmup_rounds", warmup_rounds, 0)
+    checks.real("warmup_rounds", warmup_rounds)
     checks.integer("loss_batch_size", loss_batch_size)
     risk_gradient = averaging.gradient(model, loss)
 

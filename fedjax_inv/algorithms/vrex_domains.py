@@ -25,7 +25,7 @@ def vrex_domains(
     *,
     num_domains: int,
     penalty: float | Array = 10.0,
-    warmup_rounds: int = 0,
+    warmup_rounds: float | Array = 0.0,
     scale_loss: bool = True,
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),

@@ -56,6 +56,19 @@ def test_what_a_flag_sets_stays() -> None:
     assert len(drawn(config.of(draws=4, learning_rate=[1.0]))["fedavg"]) == 1
 
 
+def test_penalties_start_late_and_divide_the_objective() -> None:
+    """A large penalty of the plain objective, from the first round on, diverges."""
+    chosen = config.of(algorithm=["fedipg", "vrex"], draws=20, rounds=40)
+    for cell in grid.cells(chosen, ["75"]):
+        assert cell.settings["scale_loss"] is True
+        warmups = [run.hyper["warmup_rounds"] for run in cell.runs]
+        assert 1 <= min(warmups) < 5 < 10 < max(warmups) <= 20
+    own = config.of(algorithm=["vrex"], draws=4, set=["scale_loss=false", "warmup_rounds=3"])
+    (cell,) = grid.cells(own, ["75"])
+    assert cell.settings["scale_loss"] is False
+    assert {run.hyper["warmup_rounds"] for run in cell.runs} == {3.0}
+
+
 def test_a_configuration_with_draws_is_kept() -> None:
     chosen = config.of(draws=4, environment="rotated")
     assert with_flags(chosen, rounds=7).training.learning_rate == ()

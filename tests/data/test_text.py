@@ -140,7 +140,7 @@ def test_encodings(encoding: str, tmp_path: Path) -> None:
 
 
 def flags(path: Path, **changes: Any) -> dict[str, Any]:
-    return dict(dataset=str(path), model="lstm", partition="user", clients=3) | changes
+    return dict(dataset=tweets_of(path), model="lstm", partition="user", clients=3) | changes
 
 
 @pytest.fixture(scope="module")
