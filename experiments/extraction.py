@@ -246,8 +246,8 @@ def _record_of(out: Path) -> dict[str, Any]:
     """The record of features that are there; {} if there is none."""
     try:
         if out.is_dir():
-            return json.loads(str(np.load(out / "record.npy")))
+            return dict(json.loads(str(np.load(out / "record.npy"))))
         with np.load(out) as archive:
-            return json.loads(str(archive["record"]))
+            return dict(json.loads(str(archive["record"])))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return {}

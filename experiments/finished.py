@@ -107,11 +107,13 @@ class Runs:
         if self.state == "best":
             return checkpoints.selected(folder, self.round, selected.of(shapes, personal))
         states = checkpoints.restore(folder, self.round, shapes)
-        return jax.device_get(selected.of(states, personal))
+        on_host: selected.ServingState = jax.device_get(selected.of(states, personal))
+        return on_host
 
     def line(self, index: int) -> Line:
         """The evaluation of a run in the state; raises UsageError if the run has no such state."""
         run, rule = self.result.runs[index], self.config.evaluation.select
+        line: Line | None
         if self.state == "best":
             line = selection.picked(run, rule)
         elif self.round == run.last.round:

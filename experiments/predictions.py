@@ -1,7 +1,7 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +61,8 @@ class Predicted(NamedTuple):
 
     def groups(self, *columns: str) -> Iterable[tuple[Any, np.ndarray]]:
         """(values, rows) of the examples with equal values in columns of `examples`."""
-        return self.examples.groupby([*columns], sort=False).indices.items()
+        rows: Mapping[Any, np.ndarray] = self.examples.groupby([*columns], sort=False).indices
+        return rows.items()
 
     def of_test(self) -> tuple[np.ndarray, np.ndarray]:
         """The outputs and the targets of the test, or of other data."""
@@ -137,7 +138,7 @@ def known_targets(where: str, new: Dataset, old: Dataset) -> np.ndarray:
     for name in new.classes:
         if name not in known:
             raise UsageError(where, ..., f"has the class {name}, must have {allowed}")
-    return np.array([known[name] for name in new.classes])[new.y]
+    return np.asarray(np.array([known[name] for name in new.classes])[new.y])
 
 
 def batches(size: int, batch: int = _BATCH) -> np.ndarray:
@@ -157,7 +158,7 @@ def predicted(runs: Runs, index: int, parts: Sequence[Part], *, is_new: bool = F
         """The outputs [M, K] for x [M, ...] with the network of a client."""
         outputs = fitted.predict(x, index, client=client)
         # A network of one's own may return [M] for a single value.
-        return outputs[:, None] if outputs.ndim == 1 else outputs
+        return np.asarray(outputs[:, None] if outputs.ndim == 1 else outputs)
 
     parts = [part for part in parts if len(part.y)]
     x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.x for part in parts))
@@ -284,10 +285,11 @@ def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
     of = Predictions(kind, y, outputs)
     if kind == "classes":
         right, total = of.truth[of.predicted == y].sum(0), of.truth.sum(0)
-        return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
+        out = np.full(len(total), np.nan)
+        return np.asarray(np.divide(right, total, out=out, where=total > 0))
     if kind == "values":
-        return abs(of.predicted.astype(np.float64) - of.truth).mean(0)
-    return (of.predicted == of.truth).mean(0)
+        return np.asarray(abs(of.predicted.astype(np.float64) - of.truth).mean(0))
+    return np.asarray((of.predicted == of.truth).mean(0))
 
 
 def frame(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from absl import flags
 
@@ -65,7 +65,7 @@ def flag(
         most = below - 1e-6
     about = _Flag(text, least, most, choices, words, repeated, differ, must)
     field: Any = dataclasses.field(default=default, metadata={"flag": about})
-    return field
+    return cast(T, field)
 
 
 class _List(flags.ArgumentParser[Any]):

@@ -41,7 +41,7 @@ def wrapped(config: Config, name: str, algorithm: Algorithm) -> Algorithm:
 
 
 def _is_set(asked: Aggregation, flag: str) -> bool:
-    return getattr(asked, flag) != getattr(Aggregation(), flag)
+    return bool(getattr(asked, flag) != getattr(Aggregation(), flag))
 
 
 def _multi_krum(num_wrong: float = 1, num_chosen: float = 3) -> Aggregator:

@@ -6,6 +6,7 @@ Functions raise UsageError for values that do not fit.
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -260,9 +261,10 @@ def with_wrong_labels(
 
 def on_host(data: Examples) -> Examples:
     """The examples as arrays of NumPy; mapped files stay mapped."""
-    return jax.tree.map(
+    there: Examples = jax.tree.map(
         lambda leaf: leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf), data
     )
+    return there
 
 
 def padded(data: Examples) -> Examples:
@@ -276,12 +278,13 @@ def padded(data: Examples) -> Examples:
     if more == 0 or num_bytes(data) > _SMALL:
         return data
 
-    def pad(leaf: Array) -> Array:
+    def pad(leaf: Array) -> Any:
         zeros = np.zeros((more, *leaf.shape[1:]), leaf.dtype)
         whole = np.concatenate([np.asarray(leaf), zeros])
         return whole if isinstance(leaf, np.ndarray) else jax.device_put(whole)
 
-    return jax.tree.map(pad, data)
+    whole: Examples = jax.tree.map(pad, data)
+    return whole
 
 
 def num_bytes(shapes: Tree) -> int:

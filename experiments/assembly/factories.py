@@ -171,7 +171,10 @@ def _of_model(factory: Callable[..., Any]) -> Callable[..., Any]:
 
 def algorithm(name: str) -> Callable[..., Algorithm]:
     """An algorithm's factory; a listed algorithm's factory has the name of its file."""
-    return imported("algorithm", name) if is_outside(name) else getattr(_module(name), name)
+    found: Callable[..., Algorithm] = (
+        imported("algorithm", name) if is_outside(name) else getattr(_module(name), name)
+    )
+    return found
 
 
 def _module(name: str) -> types.ModuleType:

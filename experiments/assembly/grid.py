@@ -37,7 +37,8 @@ class Cell(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """The cell as values of JSON."""
-        return json.loads(json.dumps(self._asdict() | {"runs": [r._asdict() for r in self.runs]}))
+        values = self._asdict() | {"runs": [run._asdict() for run in self.runs]}
+        return dict(json.loads(json.dumps(values)))
 
 
 def of_record(record: Mapping[str, Any]) -> Cell:

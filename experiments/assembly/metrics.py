@@ -66,27 +66,28 @@ class Predictions(NamedTuple):
     def probabilities(self) -> np.ndarray:
         """[M, K] of classes or labels, in float64."""
         outputs = self.outputs.astype(np.float64)
-        return special.softmax(outputs, 1) if self.kind == "classes" else special.expit(outputs)
+        of_classes = self.kind == "classes"
+        return np.asarray(special.softmax(outputs, 1) if of_classes else special.expit(outputs))
 
     def log_odds(self, k: int) -> np.ndarray:
         """[M], of class or label k: they rank examples whose probabilities round to 1."""
         outputs = self.outputs.astype(np.float64)
         if self.kind == "labels":
             return outputs[:, k]
-        return outputs[:, k] - special.logsumexp(np.delete(outputs, k, axis=1), axis=1)
+        return np.asarray(outputs[:, k] - special.logsumexp(np.delete(outputs, k, axis=1), axis=1))
 
     @property
     def predicted(self) -> np.ndarray:
         """The most likely class [M], labels [M, K] or values [M, K]."""
         if self.kind == "classes":
-            return self.outputs.argmax(1)
+            return np.asarray(self.outputs.argmax(1))
         return self.outputs > 0 if self.kind == "labels" else self.outputs
 
     @property
     def truth(self) -> np.ndarray:
         """[M, K]: whether a class or a label is true, or the values."""
         if self.kind == "classes":
-            return np.arange(self.outputs.shape[1]) == self.y[:, None]
+            return np.asarray(np.arange(self.outputs.shape[1]) == self.y[:, None])
         return self.y.reshape(self.outputs.shape)
 
 
@@ -107,7 +108,7 @@ def _f1(of: Predictions) -> float | None:
     """The mean over the classes or labels that are true or predicted for some examples."""
     scores = _sklearn().f1_score
     if of.kind == "classes":
-        return scores(of.y, of.predicted, average="macro")
+        return float(scores(of.y, of.predicted, average="macro"))
     pairs = zip(of.truth.T, of.predicted.T, strict=True)
     values = [scores(*pair) for pair in pairs if np.any(pair)]
     return float(np.mean(values)) if values else None
@@ -146,7 +147,7 @@ def _r2(of: Predictions) -> float | None:
     varies = np.ptp(of.truth, axis=0) > 0
     if not varies.any():
         return None
-    return _sklearn().r2_score(of.truth[:, varies], of.outputs[:, varies])
+    return float(_sklearn().r2_score(of.truth[:, varies], of.outputs[:, varies]))
 
 
 _PREDICTED, _VALUES = ("classes", "labels"), ("values",)

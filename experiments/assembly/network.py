@@ -111,7 +111,7 @@ def sample(x: Tree) -> Tree:
 
 def _shape(data: Dataset) -> tuple[int, ...]:
     """The shape of a batch of one example, as the network sees it."""
-    return jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape
+    return tuple(jax.eval_shape(data.render or (lambda x: x), sample(data.x)).shape)
 
 
 def _image_size(data: Dataset) -> int:
@@ -132,7 +132,7 @@ def shapes(
     x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
     mask = jax.ShapeDtypeStruct((1,), bool)
     with _calls(network, x):
-        variables = jax.eval_shape(model.init, key, x)
+        variables: Variables = jax.eval_shape(model.init, key, x)
         jax.eval_shape(
             lambda v, x, m, k: models.apply(model, v, x, m, True, k), variables, x, mask, key
         )

@@ -1,6 +1,6 @@
 """The shift and scale of a network's inputs, from the clients' training examples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -76,7 +76,7 @@ def of_clients(dataset: Dataset, x: Tree, split: Split) -> Any:
     """
     from sklearn.preprocessing import StandardScaler  # a second
 
-    render = jax.jit(dataset.render) if dataset.render else lambda x: x
+    render: Callable[[Tree], Any] = jax.jit(dataset.render) if dataset.render else lambda x: x
     scaler = StandardScaler()
     for rows in parts_of(split.train):
         for first in range(0, len(rows), _BLOCK):

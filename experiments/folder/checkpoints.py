@@ -8,6 +8,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -114,8 +115,8 @@ def restore(folder: Path, done: int, like: Training) -> Training:
 
     like: states of this run, or their shapes. Raises UsageError if they cannot be read.
     """
-    restored = _restored(folder, done, _STATES, jax.eval_shape(_numbers, like))
-    restored = jax.tree.map(jnp.asarray, restored)
+    found = _restored(folder, done, _STATES, jax.eval_shape(_numbers, like))
+    restored: Training = jax.tree.map(jnp.asarray, found)
     key = jax.random.wrap_key_data(restored.state.key)
     return restored._replace(state=restored.state._replace(key=key))
 
@@ -125,7 +126,8 @@ def selected(folder: Path, done: int, like: ServingState) -> ServingState:
 
     like: their shapes. Raises UsageError if they cannot be read.
     """
-    return _restored(folder, done, _SELECTED, like)
+    found: ServingState = _restored(folder, done, _SELECTED, like)
+    return found
 
 
 def plain(folder: Path, done: int, item: str = _STATES) -> Tree:
@@ -166,7 +168,7 @@ def _corrupt(folder: Path, done: int, why: str) -> UsageError:
     return UsageError(str(folder / str(done)), ..., text)
 
 
-def _name(path: jax.tree_util.KeyPath) -> str:
+def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

@@ -80,7 +80,7 @@ def _row(network: Network, cell: records.CellRecord, seed: int) -> int:
 
 def _finite(network: Network, networks: Variables, row: int) -> Variables:
     """The network in a row of networks [R, ...]; raises UsageError if it is not finite."""
-    one = jax.tree.map(lambda leaf: leaf[row], networks)
+    one: Variables = jax.tree.map(lambda leaf: leaf[row], networks)
     for path, leaf in jax.tree_util.tree_leaves_with_path(one):
         if not np.isfinite(leaf).all():
             raise _error(network, f"has a network whose {_name(path)} is not finite")
@@ -102,7 +102,8 @@ def _matched(network: Network, networks: Tree, like: Variables) -> Variables:
             text = f"is of another network, whose {name} is {their_shape}, must be {our_shape}"
             raise _error(network, text)
     leaves = [np.asarray(theirs[name], leaf.dtype) for name, leaf in ours.items()]
-    return jax.tree.unflatten(structure, leaves)
+    matched: Variables = jax.tree.unflatten(structure, leaves)
+    return matched
 
 
 def _name(path: tuple[jax.tree_util.KeyEntry, ...]) -> str:

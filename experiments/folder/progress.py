@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ class ProgressLines(Callback):
         self._title, self._log = title, log
         self._num_diverged = 0
         self._limit = math.inf  # the loss above which there is a warning; NaN after it
-        self._bar: tqdm | None = None
+        self._bar: Any = None  # tqdm's
 
     def begin(self, fitted: Fitted) -> None:
         """Says that the programs compile, if they are new."""
@@ -102,7 +103,7 @@ class ProgressLines(Callback):
         self._done, self._num_diverged = done, num_diverged
 
     def _part(self, done: int) -> int:
-        return _LINES * done // self._rounds
+        return int(_LINES * done // self._rounds)
 
 
 @contextlib.contextmanager

@@ -33,7 +33,8 @@ def of(states: Training, personal: bool) -> ServingState:
 
 def none(like: ServingState) -> ServingState:
     """Zeros on the host, for runs without a selected state. like: shapes."""
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    zeros: ServingState = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
+    return zeros
 
 
 class SelectedStates(Callback):

@@ -250,9 +250,9 @@ def choose(
 def held_out_of(result: Any) -> str:
     """The held-out domain, or the name of the test split in the evaluations of a result."""
     if result["cell"]["held_out"] is not None:
-        return result["cell"]["held_out"]
+        return str(result["cell"]["held_out"])
     domains = result["runs"][0]["last"]["domains"]
-    return next(name for name, domain in domains.items() if domain["split"] == "test")
+    return str(next(name for name, domain in domains.items() if domain["split"] == "test"))
 
 
 def why_none(result: Any) -> str:

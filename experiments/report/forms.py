@@ -43,9 +43,10 @@ def markdown(part: Part, *, align: str = "left") -> str:
     cells = part.map(lambda cell: _text(cell).translate(_MARKDOWN))
     cells.columns = [heading.replace("|", "\\|") for heading in cells.columns]
     alignments = ["left", *[align] * (len(cells.columns) - 1)] if len(cells) else None
-    return cells.to_markdown(
+    text: str = cells.to_markdown(
         index=False, tablefmt="github", disable_numparse=True, colalign=alignments
     )
+    return text
 
 
 def printed(parts: Sequence[Part]) -> str:

@@ -14,11 +14,11 @@ import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
 
+from ..assembly.data import NEVER_SEEN
 from ..assembly.metrics import ACCURACY, Measure
 from ..folder import divergence, files, selection
 from ..folder.records import Line, Result
 from ..folder.selection import Chosen, choose, held_out_of
-from ..folder.summary import NEVER_SEEN
 from . import differences, forms
 from .differences import Column, Tests
 from .forms import Part, known, spread, text_of

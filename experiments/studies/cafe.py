@@ -23,8 +23,10 @@ from ..assembly import method
 from ..config import Config
 from ..folder.records import Record
 from ..report import forms
-from . import drawings, study
-from .study import Cells, Row, RowResult, Study
+from . import drawings, row_runs, study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells, Study
 
 
 class Setting(NamedTuple):
@@ -99,7 +101,7 @@ def ablation(data: str) -> list[Row]:
     Without FC and HA only PC remains, a cosine classifier.
     """
     without = {"PC": "parameter_calibration", "FC": "feature_calibration", "HA": "history_average"}
-    rows = study.with_labels(methods(data), _COMPARED)
+    rows = row_runs.with_labels(methods(data), _COMPARED)
     cafe = rows[1]
     for names in (("PC",), ("FC",), ("HA",), ("FC", "HA")):
         off = tuple(f"--set={without[name]}=false" for name in names)

@@ -20,7 +20,9 @@ from ..folder import selection
 from ..folder.records import Record
 from ..report import figures, forms
 from . import drawings, study
-from .study import Cells, Row, RowResult
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells
 
 # Fig. 3: the way in which client 0 is aberrant -> degrees, the weakest first, and their name.
 _ABERRANT = {

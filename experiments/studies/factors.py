@@ -25,7 +25,7 @@ from ..assembly.grid import Cell
 from ..folder import selection
 from ..report import figures
 from . import drawings
-from .study import RowResult
+from .row_runs import RowResult
 
 _CHUNK = 128  # the most examples in the average of a client
 _CLIENTS = 3  # that are drawn

@@ -23,8 +23,10 @@ from ..config import Config
 from ..folder import selection
 from ..folder.records import Record
 from ..report import forms
-from . import drawings, factors, study
-from .study import Cells, Row, RowResult, Study
+from . import drawings, factors, row_runs, study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells, Study
 
 
 class Setting(NamedTuple):
@@ -112,7 +114,7 @@ def partitions(data: str) -> list[Row]:
 
     On one partition the runs are those of `methods`.
     """
-    compared = study.with_labels(methods(data), _COMPARED)
+    compared = row_runs.with_labels(methods(data), _COMPARED)
     rows = []
     for name, flags in (_BY_USER if data in ("femnist", "sent140") else _PARTITIONS).items():
         for row in compared:
@@ -198,7 +200,7 @@ def hooks(data: str) -> list[Row]:
 def clients_factors(data: str) -> list[Row]:
     """Fig. III: the factors on which three methods train, behind FedCFA's layer, of one seed."""
     flags = (f"--cut={SETTINGS[data].hook}", "--seeds=0")
-    compared = study.with_labels(methods(data), _COMPARED)
+    compared = row_runs.with_labels(methods(data), _COMPARED)
     return [Row(f"factors-{row.label}", (*row.flags, *flags)) for row in compared]
 
 

@@ -13,7 +13,7 @@ seed draws its environments anew.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from ..folder.records import Line, Record
 from ..folder.selection import RULES, Pick
 from ..report import forms
 from . import drawings, exit_strategy, study
-from .study import Cells, Row, RowResult, Study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
@@ -173,9 +175,9 @@ def _selected(result: RowResult) -> list[tuple[Record, Record]]:
 def _megabytes(run: Record, at: Record) -> float:
     """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
     if "bytes" in at:
-        return at["bytes"] / 1e6
+        return float(at["bytes"] / 1e6)
     last = run["last"]
-    return last["bytes"] / last["played"] * at["round"] / 1e6
+    return float(last["bytes"] / last["played"] * at["round"] / 1e6)
 
 
 _scores = study.scores_by_seed(
@@ -214,7 +216,7 @@ def _risks_agree(line: Line) -> bool:
         return False
     variance = right * (1 - right) * np.log(right / (1 - right)) ** 2
     mean = np.average(losses, weights=counts)
-    return float(np.sum(counts * (losses - mean) ** 2)) <= (len(domains) - 1) * variance
+    return bool(np.sum(counts * (losses - mean) ** 2) <= (len(domains) - 1) * variance)
 
 
 def _both(lines: Sequence[Line]) -> Line | None:
@@ -234,8 +236,8 @@ def _level(lines: Sequence[Line]) -> Line | None:
     scores = [line["validation_score"] for line in after]
     for at in range(max(after.index(first), 5), len(after)):
         if np.mean(scores[at - 2 : at + 1]) >= np.mean(scores[at - 5 : at - 2]):
-            return after[at]
-    return after[-1]
+            return cast(Line, after[at])
+    return cast(Line, after[-1])
 
 
 _ENDS: dict[str, Pick] = {

@@ -16,7 +16,9 @@ from typing import NamedTuple
 from ..folder.records import Record
 from ..report import forms
 from . import data_strips, study
-from .study import Cells, Row, RowResult, Study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells, Study
 
 
 class Shift(NamedTuple):

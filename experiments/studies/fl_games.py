@@ -18,7 +18,9 @@ from fedjax_inv.data import environments
 from ..folder.records import Record
 from ..report import forms
 from . import drawings, masks, study
-from .study import Cells, Row, RowResult, Study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Cells, Study
 
 DATA = (
     *("colored_mnist", "colored_digits", "colored_fashion"),

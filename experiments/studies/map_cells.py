@@ -14,7 +14,7 @@ from ..report.differences import Difference
 from . import study
 from .map_columns import LISTED as SHIFTS
 from .map_methods import FEDAVG
-from .study import RowResult
+from .row_runs import RowResult
 
 
 class Cell(NamedTuple):

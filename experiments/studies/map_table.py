@@ -21,7 +21,9 @@ from .map_cells import Cell, cells_of, heading, place_of
 from .map_columns import LISTED as SHIFTS
 from .map_columns import Shift
 from .map_methods import FEDAVG
-from .study import Options, Row, RowResult, Study
+from .row_runs import RowResult
+from .rows import Row
+from .study import Options, Study
 
 # Data set -> the unseen domain of data that have domains of their own.
 DATA = {"digits": "", "mnist": "", "fashion_mnist": "", "pacs": "sketch"}

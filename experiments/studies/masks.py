@@ -20,7 +20,7 @@ from ..finished import Runs
 from ..report import figures
 from ..report.data_figures import rendered, to_rgb
 from . import drawings
-from .study import RowResult
+from .row_runs import RowResult
 
 IMAGES = (0, 11)  # of the test domain
 SAMPLES = 1000  # perturbed images per mask
@@ -62,7 +62,7 @@ def classifier(runs: Runs, index: int, channels: int) -> Classifier:
 
     def classify(rgb: np.ndarray) -> np.ndarray:
         logits = runs.fitted_to_images.predict(rgb[..., :channels], index)
-        return special.softmax(logits, -1)
+        return np.asarray(special.softmax(logits, -1))
 
     return classify
 
@@ -74,7 +74,7 @@ def squares(height: int, width: int, side: int) -> np.ndarray:
     an image of 8x8 or 28x28 it finds one or two segments, and none of them is a stroke.
     """
     rows, columns = np.arange(height) // side, np.arange(width) // side
-    return rows[:, None] * (columns[-1] + 1) + columns
+    return np.asarray(rows[:, None] * (columns[-1] + 1) + columns)
 
 
 def explain(
@@ -105,7 +105,7 @@ def explain(
     weights = np.zeros(segments.max() + 1)
     for segment, weight in explanation.local_exp[label]:
         weights[segment] = weight
-    return weights[segments]
+    return np.asarray(weights[segments])
 
 
 def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAMPLES) -> Masks:

@@ -79,7 +79,8 @@ def paper(name: str) -> Paper:
     """A paper: that of a module of this folder, or else of the files of rows with its name."""
     if (_HERE / f"{name}.py").exists():
         module: Any = importlib.import_module(f"{__package__}.{name}")
-        return module.PAPER
+        paper: Paper = module.PAPER
+        return paper
     files_of_rows = sorted(_HERE.glob(f"{name}_*.toml"))
     studies = {path.stem.removeprefix(f"{name}_"): of_file(path.stem) for path in files_of_rows}
     return Paper(name, (), studies, caption="")

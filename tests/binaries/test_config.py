@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -140,3 +143,12 @@ def test_a_grid_marks_what_diverges_and_a_run_stops() -> None:
         assert command_line.of_arguments([word]).evaluation.nonfinite == "mark"
     assert not command_line.of_arguments(["--seeds=0,1"]).is_grid
     assert command_line.of_arguments(["--seeds=0,1"]).evaluation.nonfinite == "stop"
+
+
+@pytest.mark.slow
+def test_mypy_refuses_a_misspelt_field_and_a_wrong_type() -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", "tests/misspelt.py"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    refused = re.findall(r"^tests/misspelt\.py:(\d+): error", done.stdout, re.MULTILINE)
+    assert [int(line) for line in refused] == [9, 13, 18, 18], done.stdout
