@@ -139,6 +139,8 @@ def full_batch(learning_rate: float | Array) -> Work:
 _ADAM = optax.adam(0.05, eps=1e-2)
 _MOMENTUM = optax.sgd(0.7, momentum=0.9)
 _DOMAINS = {"num_domains": laws.NUM_DOMAINS}
+# No float, of which the laws would expect an effect: it has one for drift_mode="features" alone.
+_NO_FEATURE_DECAY = {"feature_decay": 0}
 
 
 class Config(NamedTuple):
@@ -158,7 +160,13 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(
             normed_body,
             momentum_epochs,
-            {"alpha": 0.4, "beta": 0.3, "scale": 4.0, "server_optimizer": _MOMENTUM},
+            {
+                "alpha": 0.4,
+                "beta": 0.3,
+                "scale": 4.0,
+                **_NO_FEATURE_DECAY,
+                "server_optimizer": _MOMENTUM,
+            },
         ),
         Config(
             mlp,
@@ -167,6 +175,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
                 "alpha": 0.5,
                 "gamma": 0.1,
                 "drift_mode": "row_mean",
+                **_NO_FEATURE_DECAY,
             },
         ),
     ),
