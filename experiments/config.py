@@ -27,10 +27,25 @@ SOURCES = Path(_LIBRARY.origin).parent / "algorithms"
 ALGORITHMS = sorted(path.stem for path in SOURCES.glob("*.py") if path.stem != "__init__")
 # Networks whose weights are published; the names are those of `models.BODIES`.
 PUBLISHED = (
-    *("resnet18", "resnet50", "efficientnet_lite0", "vit_s16", "vit_b16", "vit_b32", "vit_l16"),
-    *("dinov2_s14", "dinov2_b14", "dinov2_l14"),
-    *("dinov2_s14_reg", "dinov2_b14_reg", "dinov2_l14_reg"),
-    *("clip_b32", "clip_b16", "clip_l14", "laion_clip_b32", "laion_clip_b16", "laion_clip_h14"),
+    "resnet18",
+    "resnet50",
+    "efficientnet_lite0",
+    "vit_s16",
+    "vit_b16",
+    "vit_b32",
+    "vit_l16",
+    "dinov2_s14",
+    "dinov2_b14",
+    "dinov2_l14",
+    "dinov2_s14_reg",
+    "dinov2_b14_reg",
+    "dinov2_l14_reg",
+    "clip_b32",
+    "clip_b16",
+    "clip_l14",
+    "laion_clip_b32",
+    "laion_clip_b16",
+    "laion_clip_h14",
 )
 HEADS = ("linear", "cosine", "adapter")  # on features, such as those of `fedjax-inv features`
 MODELS = ("mlp", *HEADS, "cnn", "leaf_cnn", "alexnet", "lenet", "lstm", *PUBLISHED)

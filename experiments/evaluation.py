@@ -99,7 +99,8 @@ def held_out(runs: Runs) -> str:
 
 def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Scores:
     """The scores of predictions. asked: names of metrics."""
-    task, classes = runs.data.objective, runs.data.dataset.classes
+    task = runs.data.objective
+    classes = runs.data.dataset.classes
     rows = [row for run in found for row in predictions.rows(run, task, classes, asked)]
     outputs, y = map(np.concatenate, zip(*(run.of_test() for run in found), strict=True))
     matrix = None
@@ -209,7 +210,8 @@ def _draw_values(axis: Axes, run: Predicted, name: str) -> None:
 
 def _draw_confusion(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    is_small, shown = len(counts) <= _MOST, ConfusionMatrixDisplay(share)
+    is_small = len(counts) <= _MOST
+    shown = ConfusionMatrixDisplay(share)
     how = {"include_values": is_small, "colorbar": not is_small, "values_format": ".0f"}
     shown.plot(ax=axis, cmap="Blues", **how)
     figures.name_x(axis, classes, 4.0)
@@ -248,7 +250,8 @@ def summary(evaluations: Sequence[Evaluation], options: Options) -> pd.DataFrame
     """
     lines = []
     for each in evaluations:
-        measure, rows = each.scores.measure, each.scores.rows
+        measure = each.scores.measure
+        rows = each.scores.rows
         rows = rows[rows["by"] == "domain"]
         line = {"run": each.about["run"], "held out": each.about["held_out"]}
         line |= {"state": options.state, "round": each.rounds}
@@ -294,7 +297,8 @@ def _files(options: Options, folder: Path, cells: Sequence[Runs]) -> Files:
     parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
     picture = outputs.of_picture("out", options.out or str(folder / f"{'-'.join(parts)}.png"))
     numbers = Output(picture[0].flag, picture[0].path.with_suffix(".csv"))
-    table, networks = None, None
+    table = None
+    networks = None
     every = [*picture, numbers]
     if options.predictions:
         table = outputs.of_table("predictions", options.predictions)
@@ -321,9 +325,11 @@ def run(options: Options) -> str:
         raise UsageError("--run=", ..., "must be the folder of a finished run, or of several")
     folder = Path(os.path.expanduser(options.run))
     cells, errors = finished.open_cells("run", folder, options.state, named=options.outside)
-    is_alone, to = cells[0].path == folder, _files(options, folder, cells)
+    is_alone = cells[0].path == folder
+    to = _files(options, folder, cells)
     lacking = [f"Not evaluated: {error}." for error in errors]
-    evaluations, written = [], []
+    evaluations = []
+    written = []
     while cells:
         runs = cells.pop(0)  # so that data end with the last cell that needs them
         try:

@@ -54,7 +54,8 @@ _OUTPUTS = {
 
 def meaning(runs: Runs) -> dict[str, Any]:
     """The meaning of the outputs: the kind of targets, and the names of the K outputs."""
-    dataset, name = runs.data.dataset, runs.cell.algorithm
+    dataset = runs.data.dataset
+    name = runs.cell.algorithm
     text = _OUTPUTS[dataset.task]
     if runs.fitted.algorithm().own_outputs:
         text += f"; {name} computes them in a way of its own and not as `models.predict` does"
@@ -63,7 +64,9 @@ def meaning(runs: Runs) -> dict[str, Any]:
 
 def description(runs: Runs, index: int) -> dict[str, Any]:
     """The content of model.json of a run."""
-    line, dataset, algorithm = runs.line(index), runs.data.seen, runs.fitted.algorithm(index)
+    line = runs.line(index)
+    dataset = runs.data.seen
+    algorithm = runs.fitted.algorithm(index)
     inputs = saved.named(dataset.x).items()
     score = {"name": runs.result.score.name, "validation": line.validation_score}
     return {
@@ -98,7 +101,8 @@ def export(runs: Runs, index: int, out: Path) -> Path:
     client's own arrays [C, ...] by the same names.
     """
     record = description(runs, index)
-    state, algorithm = runs.fitted.state(index), runs.fitted.algorithm(index)
+    state = runs.fitted.state(index)
+    algorithm = runs.fitted.algorithm(index)
     about_json, of_network, of_clients = files_of(runs, index, out)
     of_network.parent.mkdir(parents=True, exist_ok=True)
     unseen: Tree = ()

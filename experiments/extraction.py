@@ -27,8 +27,15 @@ from .folder import files
 _PART = 256  # images whose features are written at once
 # What features of one network have in common, as the record names it.
 _ALIKE = (
-    *("model", "weights", "layer", "unit_length"),
-    *("image_size", "interpolation", "crop", "mean", "deviation"),
+    "model",
+    "weights",
+    "layer",
+    "unit_length",
+    "image_size",
+    "interpolation",
+    "crop",
+    "mean",
+    "deviation",
 )
 
 
@@ -190,7 +197,8 @@ class _Parts(NamedTuple):
 
 def _join(parts: _Parts, dataset: Dataset, record: Mapping[str, Any], out: Path) -> tuple[int, ...]:
     """Writes the data set of all parts, and removes them; returns the shape of its features."""
-    sha, first = hashlib.sha256(), np.load(parts.paths()[0])["x"]
+    sha = hashlib.sha256()
+    first = np.load(parts.paths()[0])["x"]
     shape = parts.examples, *first.shape[1:]
     # In a file, as there may be more than fits into memory.
     joined = parts.folder / "joined"
@@ -236,7 +244,8 @@ def check_alike(old: str, new: str) -> None:
     """
     before, after = (_record_of(Path(name).expanduser()) for name in (old, new))
     for name in _ALIKE:
-        theirs, ours = before.get(name), after.get(name)
+        theirs = before.get(name)
+        ours = after.get(name)
         if None not in (theirs, ours) and theirs != ours:
             text = f"has features with {name} {ours}, must have {theirs}, as {old} of the training"
             raise flag_error("dataset", new, text)

@@ -36,7 +36,8 @@ def main(argv: list[str]) -> str:
     from . import extraction
     from .assembly import machine
 
-    chosen, given = command_line.chosen(), flags.FLAGS
+    chosen = command_line.chosen()
+    given = flags.FLAGS
     machine.prepare(chosen.machine)
     return extraction.run(
         chosen,

@@ -74,15 +74,15 @@ class Runs:
     @functools.cached_property
     def fitted_to_images(self) -> Fitted:
         """The same for inputs that are rendered already, as images in [0, 1]."""
-        dataset, plan = self.data.dataset, self.plan
+        dataset = self.data.dataset
+        plan = self.plan
         if dataset.render is None:
             return self.fitted
-        data, own_loss = (
-            dataset._replace(render=None),
-            factories.is_outside(self.config.method.loss),
-        )
+        data = dataset._replace(render=None)
+        own_loss = factories.is_outside(self.config.method.loss)
         model = network.make(self.data.config.network, data, own_loss=own_loss)
-        factory, training = self.data.factory(self.cell), self.config.training
+        factory = self.data.factory(self.cell)
+        training = self.config.training
 
         def algorithm(hyper: Mapping[str, Any]) -> Algorithm:
             return method.of_any_size(factory, training, model, hyper)
@@ -101,7 +101,8 @@ class Runs:
     @functools.cached_property
     def _states(self) -> selected.ServingState:
         """What predictions need of the states of all runs, on the host."""
-        plan, folder = self.plan, self.path / "checkpoints"
+        plan = self.plan
+        folder = self.path / "checkpoints"
         shapes = plan.program.shapes(plan.data, plan.inputs)
         personal = plan.build(plan.runs[0].hyper).personal
         if self.state == "best":
@@ -112,7 +113,8 @@ class Runs:
 
     def line(self, index: int) -> Line:
         """The evaluation of a run in the state; raises UsageError if the run has no such state."""
-        run, rule = self.result.runs[index], self.config.evaluation.select
+        run = self.result.runs[index]
+        rule = self.config.evaluation.select
         line: Line | None
         if self.state == "best":
             line = selection.picked(run, rule)
@@ -170,7 +172,8 @@ def open(
     experiment.check_names(chosen)  # which imports the code that the command names
     if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
         warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
-    there, last = checkpoints.rounds(folder / "checkpoints"), result.runs[0].last.round
+    there = checkpoints.rounds(folder / "checkpoints")
+    last = result.runs[0].last.round
     if not there:
         raise UsageError(where, ..., "has no checkpoint any more; must have one")
     if state not in STATES and int(state) not in there:

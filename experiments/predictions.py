@@ -74,7 +74,8 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     """The validation examples of each client, and those that no client has, as in training."""
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
-    split, names = splits[seed], group_names([*splits.values()])
+    split = splits[seed]
+    names = group_names([*splits.values()])
     of_seeds = groups(np.stack([each.domain for each in splits.values()]))
     group = of_seeds[[*splits].index(seed)]
     data = jax.tree.map(np.asarray, assembled.data)
@@ -110,7 +111,8 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     here, there = (clients.form(each, clients.kind_of_inputs) for each in (x, seen))
     if here != there:
         raise UsageError(where, ..., f"has inputs of {here}, must have {there}, as the run")
-    y, parts = known_targets(where, new, old), []
+    y = known_targets(where, new, old)
+    parts = []
     source = np.arange(len(y)) if new.source is None else new.source
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
@@ -209,7 +211,8 @@ def counter(score: Any) -> Callable[..., float] | None:
     """A function from outputs [M, K], targets and domains [M] to a score; None: it is a mean."""
     if not isinstance(score, objectives.Counts):
         return None
-    add, finish = jax.jit(score.add), score.finish
+    add = jax.jit(score.add)
+    finish = score.finish
 
     def counted(*arrays: np.ndarray) -> float:
         which = batches(len(arrays[0]))
@@ -254,7 +257,8 @@ def group_scores(
     outputs: [M, K] for all examples of the run.
     """
     score: Any = task.score.of_domains(run.number)
-    of_examples, of_counts = scorer(task)(outputs, run.y), counter(score)
+    of_examples = scorer(task)(outputs, run.y)
+    of_counts = counter(score)
 
     def scores(group: np.ndarray) -> dict[str, Any]:
         found: dict[str, Any] = {"examples": len(group), **of_examples.iloc[group].mean()}
@@ -284,7 +288,8 @@ def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
     """[K] the accuracy on each class or label, NaN without examples, or the error of each value."""
     of = Predictions(kind, y, outputs)
     if kind == "classes":
-        right, total = of.truth[of.predicted == y].sum(0), of.truth.sum(0)
+        right = of.truth[of.predicted == y].sum(0)
+        total = of.truth.sum(0)
         out = np.full(len(total), np.nan)
         return np.asarray(np.divide(right, total, out=out, where=total > 0))
     if kind == "values":

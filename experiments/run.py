@@ -78,7 +78,9 @@ class Programs:
             plan = dataclasses.replace(plan, program=self._programs[key], is_compiled=is_old)
             if plan.streams or plan.layout.own or plan.layout.mesh is None:
                 return plan.placed()
-            source, mesh, last = plan.data, plan.layout.mesh, self._examples
+            source = plan.data
+            mesh = plan.layout.mesh
+            last = self._examples
             is_last = last and all(map(operator.is_, last[0], source))
             if last and is_last and last[1] == mesh:
                 plan = dataclasses.replace(plan, data=last[2])
@@ -93,7 +95,8 @@ def depends_on(setup: Setup, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
     Data, environments, partitions, the schedule of clients, seeds and the held-out domain change
     nothing but its inputs, whose shapes are part of it.
     """
-    config, dataset = setup.config, setup.dataset
+    config = setup.config
+    dataset = setup.dataset
     groups = (
         config.network,
         config.method.loss,
@@ -255,7 +258,8 @@ class Launch:
 
     def _begin(self, cell: Cell, ahead: Ahead, interrupt: Interrupt) -> Recorder:
         """Prepares a cell's folder. The errors of its plan leave the folder as it is."""
-        setup, folder = self.setup, self.folders[cell.name]
+        setup = self.setup
+        folder = self.folders[cell.name]
         make_plan = functools.partial(self.programs.plan, setup, cell)
         plan = ahead.take(self._key(cell), make_plan)
         if setup.config.outside and not plan.is_compiled:

@@ -17,7 +17,8 @@ from absl import flags
 # A flag belongs to the module that calls `define`, not to this one.
 flags.disclaim_key_flags()
 T = TypeVar("T")
-_SMALLEST, _LARGEST = 1e-38, 1e38  # between which float32 distinguishes numbers from 0 and infinity
+_SMALLEST = 1e-38
+_LARGEST = 1e38  # between which float32 distinguishes numbers from 0 and infinity
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-BAD_INPUT, DIVERGED, LOST = 2, 3, 4  # exit statuses
+BAD_INPUT = 2
+DIVERGED = 3
+LOST = 4  # exit statuses
 _SECONDS = 15  # for the other processes to end as well
 _OTHER_ENDED = re.compile("Gloo|NCCL|heartbeat")  # in JAX's errors when another process has gone
 # How work that ended early goes on.
@@ -27,8 +29,21 @@ CONTINUES = "run the same command (of train with --resume) to continue"
 # The extra of pyproject.toml that installs a package.
 _EXTRAS = {"tensorboardX": "tensorboard", "tensorflow": "prepare"}
 _EXPERIMENTS = (
-    *("absl", "array_record", "lime", "matplotlib", "msgspec", "orbax", "pandas", "PIL", "pyarrow"),
-    *("safetensors", "scipy", "sklearn", "tabulate", "tensorflow_datasets", "tqdm"),
+    "absl",
+    "array_record",
+    "lime",
+    "matplotlib",
+    "msgspec",
+    "orbax",
+    "pandas",
+    "PIL",
+    "pyarrow",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "tabulate",
+    "tensorflow_datasets",
+    "tqdm",
 )
 _showwarning = warnings.showwarning
 
@@ -106,10 +121,12 @@ def _prepare() -> None:
     gc.set_threshold(50_000)
     # Orbax logs every file and every failure; we report failures ourselves. The library warns.
     absl_logging.set_verbosity(absl_logging.FATAL)
-    library, handler = logging.getLogger("fedjax_inv"), logging.StreamHandler()
+    library = logging.getLogger("fedjax_inv")
+    handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
     library.setLevel(logging.WARNING)
-    library.handlers, library.propagate = [handler], False
+    library.handlers = [handler]
+    library.propagate = False
     warnings.showwarning = _show_warning
 
 

@@ -109,10 +109,12 @@ def _noise_of(epsilon: float, sampling_rate: float, num_rounds: int, delta: floa
 
 def budget(config: Config) -> str:
     """A paragraph about the privacy of a run, for below its table; "" without privacy."""
-    asked, clients = config.aggregation, config.participation
+    asked = config.aggregation
+    clients = config.participation
     if not asked.private_clip:
         return ""
-    multiplier, rate = noise_multiplier(config), clients.sampling_rate
+    multiplier = noise_multiplier(config)
+    rate = clients.sampling_rate
     noise = f"clip {asked.private_clip:g}, noise multiplier {multiplier:.3g}"
     if clients.cohort or (clients.sampling == "fixed" and rate < 1):
         return f"Private: {noise}; no epsilon is known for cohorts of a fixed size."

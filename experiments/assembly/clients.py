@@ -110,13 +110,15 @@ def deal(
 
     data: as `examples` returns them. validate: the domain of --validate by held-out domain.
     """
-    first, partition = made.first, config.partition
+    first = made.first
+    partition = config.partition
     first_rows = {draw: index * len(first.y) for index, draw in enumerate(made.datasets)}
     splits: dict[str | None, dict[int, Split]] = {}
     for held_out, by in validate.items():
         splits[held_out] = {}
         for seed, draw in made.of_seed.items():
-            dataset, first_row = made.datasets[draw], first_rows[draw]
+            dataset = made.datasets[draw]
+            first_row = first_rows[draw]
             splits[held_out][seed] = split(
                 config,
                 dataset,

@@ -183,7 +183,8 @@ def domains(config: Config, loaded: Dataset, seed: int) -> Dataset:
 
 
 def _rotated(loaded: Dataset, seed: int, config: Config) -> Dataset:
-    angles, odd = config.environment.angles, config.environment.odd_angles
+    angles = config.environment.angles
+    odd = config.environment.odd_angles
     if not odd:
         return environments.rotated(loaded, angles, seed)
     rest = 1 - len(odd) * _ODD_SHARE
@@ -217,7 +218,8 @@ def _combinations(loaded: Dataset, seed: int, config: Config) -> Dataset:
 
 
 def _stained(loaded: Dataset, seed: int, config: Config) -> Dataset:
-    environment, most = config.environment, len(loaded.y) - 1
+    environment = config.environment
+    most = len(loaded.y) - 1
     count = environment.training_domains
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
@@ -232,7 +234,8 @@ def _stained(loaded: Dataset, seed: int, config: Config) -> Dataset:
 
 def _simpson(loaded: Dataset, seed: int, config: Config) -> Dataset:
     """FedCFA's Fig. 4 is --environment=simpson --held_out=test."""
-    environment, most = config.environment, len(loaded.y) - 1
+    environment = config.environment
+    most = len(loaded.y) - 1
     count = config.partition.clients
     checks.integer("clients", count, 0, most, ", the number of examples but one")
     return simpson.simpson(

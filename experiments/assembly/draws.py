@@ -16,10 +16,12 @@ from . import factories
 
 # Of learning rates: of sgd, and of other optimizers as DomainBed draws Adam's for small images
 # (Gulrajani & Lopez-Paz 2021, "In Search of Lost Domain Generalization").
-_SGD, _ADAM = (1e-2, 1.0), (10**-4.5, 10**-2.5)
+_SGD = (1e-2, 1.0)
+_ADAM = (10**-4.5, 10**-2.5)
 
 # Larger steps along these methods' penalties of gradients and risks diverge on digits.
-_INVARIANT, _SLOW = ("fedipg", "irm", "vrex", "vrex_domains"), (1e-2, 0.3)
+_INVARIANT = ("fedipg", "irm", "vrex", "vrex_domains")
+_SLOW = (1e-2, 0.3)
 
 # Algorithm -> hyperparameter -> (low, high), between which its logarithm is uniform. Those of
 # methods inside of clients are DomainBed's. FedIPG's and V-REx's end where SGD at the rates above

@@ -124,7 +124,8 @@ class Setup:
 
         seed: one of the first draw.
         """
-        dataset, split = self.dataset, self.splits[held_out][seed]
+        dataset = self.dataset
+        split = self.splits[held_out][seed]
         if not self.config.partition.wrong_labels:
             return dataset, split
         order = np.asarray(split.train.order)
@@ -215,7 +216,8 @@ def make(
 
 def check_names(config: Config) -> None:
     """Checks the names of code, before any data are read."""
-    loss, score = config.method.loss, config.evaluation.score
+    loss = config.method.loss
+    score = config.evaluation.score
     factories.check_factory("model", config.network.model, MODELS)
     if loss != "auto":
         factories.check_factory("loss", loss, ["auto", *objective.LOSSES])
@@ -272,7 +274,8 @@ def _check_hyperparameters(
 
 def _check_evaluations(setup: Setup) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
-    config, first = setup.config, setup.cells[0]
+    config = setup.config
+    first = setup.cells[0]
     groups = group_names([*setup.splits[first.held_out].values()])
     objective.check(config.evaluation, config.data.validate, setup.objective, len(groups))
     if config.evaluation.watch_classes:
@@ -305,7 +308,8 @@ def _flag_of_model(config: Config, variables: Variables) -> str:
 
 def _check_start(setup: Setup, cell: Cell) -> None:
     """Raises UsageError if a run of a cell cannot start; nothing is computed."""
-    config, model = setup.config, setup.model
+    config = setup.config
+    model = setup.model
     factory = setup.factory(cell)
     algorithm = method.of_any_size(factory, config.training, model, cell.runs[0].hyper)
     of_seed = setup.splits[cell.held_out].values()

@@ -110,13 +110,15 @@ def factory(
 
     It raises UsageError for a value out of range.
     """
-    participation, training = config.participation, config.training
+    participation = config.participation
+    training = config.training
     trained = config.network.train_only
 
     def algorithm(model: Model, work: Work, **hyper: Any) -> Algorithm:
         arguments = {**settings, **hyper}
         # Of classes the algorithm's own loss is that of the data.
-        own, loss = objective, arguments.pop("loss", None)
+        own = objective
+        loss = arguments.pop("loss", None)
         if objective.kind == "values" and loss is not None:  # of standardised targets
             own = dataclasses.replace(objective, loss=loss, loss_of_means=loss)
         server_rate = arguments.pop("server_learning_rate", None)
@@ -142,7 +144,8 @@ def _called(
     name: str, model: Model, work: Work, objective: Objective, arguments: Mapping[str, Any]
 ) -> Algorithm:
     """What an algorithm's factory returns for these arguments and those that the data decide."""
-    make, arguments = factories.algorithm(name), dict(arguments)
+    make = factories.algorithm(name)
+    arguments = dict(arguments)
     if not objective.is_default and factories.takes(make, "loss"):
         means = factories.facts(name).means_of_targets
         arguments["loss"] = objective.loss_of_means if means else objective.loss
@@ -279,7 +282,8 @@ def slots(participation: Participation, num_clients: int) -> int:
 
     A single client always takes part, as it may hold the pooled examples of all.
     """
-    cohort, rate = participation.cohort, participation.sampling_rate
+    cohort = participation.cohort
+    rate = participation.sampling_rate
     if participation.sampling == "poisson":
         return num_clients
     if cohort or rate == 1 or num_clients == 1:
@@ -348,7 +352,8 @@ class Schedule:
 
     def _arriving(self, cohort: Cohort, key: Array, num_clients: int) -> Cohort:
         """The cohorts without the clients whose updates do not arrive in their round."""
-        participation, frequency = self._participation, self._participation.frequency
+        participation = self._participation
+        frequency = self._participation.frequency
         if not (participation.lossy or participation.dropout or frequency < 1):
             return cohort
         arrives = _of_clients(participation.lossy, num_clients, 1.0) * (1 - participation.dropout)

@@ -130,7 +130,8 @@ def _over_columns(name: str, of: Predictions) -> float | None:
 
 def _calibration_error(of: Predictions) -> float:
     """The expected calibration error (Guo et al. 2017, Eq. 3)."""
-    confidence, right = of.probabilities.max(1), of.predicted == of.y
+    confidence = of.probabilities.max(1)
+    right = of.predicted == of.y
     if of.kind == "labels":
         confidence = np.maximum(of.probabilities, 1 - of.probabilities).ravel()
         right = (of.predicted == of.truth).ravel()
@@ -150,7 +151,8 @@ def _r2(of: Predictions) -> float | None:
     return float(_sklearn().r2_score(of.truth[:, varies], of.outputs[:, varies]))
 
 
-_PREDICTED, _VALUES = ("classes", "labels"), ("values",)
+_PREDICTED = ("classes", "labels")
+_VALUES = ("values",)
 # By the names of --metrics, whose help explains them.
 METRICS = {
     "balanced_accuracy": Metric(

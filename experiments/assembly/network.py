@@ -53,7 +53,8 @@ def arguments(network: Network, data: Dataset) -> dict[str, Any]:
 def make(network: Network, data: Dataset, *, own_loss: bool = False) -> Model:
     """The network for a data set. own_loss: whether the loss comes from outside of this project."""
     settings = arguments(network, data)
-    factory, count = factories.network(network.model), settings.pop("num_classes")
+    factory = factories.network(network.model)
+    count = settings.pop("num_classes")
     model = factories.called("model", network.model, {}, Model, factory, count, **settings)
     if network.head_from:
         try:
@@ -129,7 +130,8 @@ def shapes(
     any_outputs: whether a loss or an algorithm of one's own may need other outputs than the data's
         targets.
     """
-    x, key = sample(data.x), jax.eval_shape(lambda: jax.random.key(0))
+    x = sample(data.x)
+    key = jax.eval_shape(lambda: jax.random.key(0))
     mask = jax.ShapeDtypeStruct((1,), bool)
     with _calls(network, x):
         variables: Variables = jax.eval_shape(model.init, key, x)
@@ -154,7 +156,8 @@ def _check_outputs(network: Network, model: Model, variables: Variables, data: D
     x = sample(data.x)
     with _calls(network, x):
         outputs = jax.eval_shape(functools.partial(models.predict, model), variables, x)
-    count, shape = len(data.classes), getattr(outputs, "shape", None)
+    count = len(data.classes)
+    shape = getattr(outputs, "shape", None)
     if shape == (1, count) or (shape == (1,) and count == 1 and data.task != "classes"):
         return
     found = type(outputs).__name__ if shape is None else ["B", *shape[1:]]

@@ -73,7 +73,8 @@ def _check_kind(flag: str, name: str, kinds: Mapping[str, Sequence[str]], kind: 
 
 def make(loss_name: str, score: str, kind: str, num_domains: int = 1) -> Objective:
     """The loss and the score by their names, for data with this kind of targets."""
-    loss, name = objectives.DEFAULTS[kind][0], loss_name
+    loss = objectives.DEFAULTS[kind][0]
+    name = loss_name
     if name == "auto":
         name = next(known for known, kinds in LOSSES.items() if kind in kinds)
     elif not is_outside(name):

@@ -28,8 +28,10 @@ class Scalers:
         standardise: bool,
     ) -> None:
         """x: the inputs, to whose rows the splits refer."""
-        self._dataset, self._x = dataset, x
-        self._splits, self._standardise = splits, standardise
+        self._dataset = dataset
+        self._x = x
+        self._splits = splits
+        self._standardise = standardise
         self._made: dict[tuple[str | None, int, str], Any] = {}
 
     def of_runs(
@@ -134,7 +136,8 @@ def warning(dataset: Dataset, scaler: Any) -> str:
     if (~ignored).sum() < 2:
         return ""
     deviation = np.where(ignored, np.nan, scaler.scale_)
-    low, high = int(np.nanargmin(deviation)), int(np.nanargmax(deviation))
+    low = int(np.nanargmin(deviation))
+    high = int(np.nanargmax(deviation))
     factor = deviation[high] / deviation[low]
     if factor <= _APART:
         return ""

@@ -26,7 +26,8 @@ from ..start import CONTINUES
 from .log import Log
 from .selected import SelectedStates, ServingState, of
 
-_STATES, _SELECTED = "default", "kept"  # folders in a checkpoint
+_STATES = "default"
+_SELECTED = "kept"  # folders in a checkpoint
 ITEMS = (_STATES, _SELECTED)
 
 
@@ -35,7 +36,8 @@ class Resume(Callback):
 
     def __init__(self, folder: Path, best: SelectedStates) -> None:
         """folder: of the checkpoints. best: gets the states that were selected until then."""
-        self._folder, self._best = folder, best
+        self._folder = folder
+        self._best = best
 
     def begin(self, fitted: Fitted) -> None:
         """Restores the states. Raises UsageError if they cannot be read."""
@@ -60,7 +62,10 @@ class Checkpoints(Callback):
 
         Raises UsageError if the folder cannot hold checkpoints.
         """
-        self._folder, self._every, self._log, self._best = folder, every, log, best
+        self._folder = folder
+        self._every = every
+        self._log = log
+        self._best = best
         self._kept = None if keep == "all" else int(keep)  # None: all
 
     def begin(self, fitted: Fitted) -> None:
@@ -82,7 +87,8 @@ class Checkpoints(Callback):
             return
         self._log.flush()
         # From the host: of an array on several devices orbax saves slices, and compiles each.
-        states, served = _plain(_numbers(fitted.stored())), _plain(self._best.served)
+        states = _plain(_numbers(fitted.stored()))
+        served = _plain(self._best.served)
         items = jax.device_get({_STATES: states, _SELECTED: served})
         saved = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
         with _written(self._folder):

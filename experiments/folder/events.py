@@ -41,7 +41,10 @@ class Events(Callback):
 
         score: the name of the score.
         """
-        self._folder, self._cell, self._log, self._score = folder / _NAME, cell, log, score
+        self._folder = folder / _NAME
+        self._cell = cell
+        self._log = log
+        self._score = score
         self._writers: list[Any] = []
 
     def begin(self, fitted: Fitted) -> None:

@@ -40,7 +40,8 @@ def variables(network: Network, like: Variables, seeds: Sequence[int]) -> dict[i
     except UsageError as error:
         raise _error(network, str(error)) from None
     for name in _SAME:
-        theirs, ours = record.flags.get(name), getattr(network, name)
+        theirs = record.flags.get(name)
+        ours = getattr(network, name)
         if theirs != ours:
             text = f"is of --{name}={shown(theirs)}, must be of --{name}={shown(ours)}, as this run"
             raise _error(network, text)

@@ -54,7 +54,9 @@ class Log(Callback):
 
     def __init__(self, folder: Path, cell: Cell, measure: Measure) -> None:
         """folder: the cell's. measure: how to read the scores."""
-        self._path, self._cell, self._measure = folder / _NAME, cell, measure
+        self._path = folder / _NAME
+        self._cell = cell
+        self._measure = measure
         self.new: list[Line] = []
 
     def begin(self, fitted: Fitted) -> None:
@@ -62,7 +64,8 @@ class Log(Callback):
 
         Raises UsageError if the log does not reach that round.
         """
-        folder, done = self._path.parent, fitted.round
+        folder = self._path.parent
+        done = fitted.round
         self.lines = read(folder, done) if done else []
         last = [line.run for line in self.lines if line.round == done]
         if done and last != [*range(len(fitted.runs))]:

@@ -29,15 +29,19 @@ class ProgressLines(Callback):
 
     def __init__(self, title: str, log: Log) -> None:
         """title: the cell's. log: of the cell; its callback comes before this one."""
-        self._title, self._log = title, log
+        self._title = title
+        self._log = log
         self._num_diverged = 0
         self._limit = math.inf  # the loss above which there is a warning; NaN after it
         self._bar: Any = None  # tqdm's
 
     def begin(self, fitted: Fitted) -> None:
         """Says that the programs compile, if they are new."""
-        self._rounds, self._first, self._done = fitted.plan.rounds, fitted.round, fitted.round
-        self._listening, self._start = contextlib.ExitStack(), time.monotonic()
+        self._rounds = fitted.plan.rounds
+        self._first = fitted.round
+        self._done = fitted.round
+        self._listening = contextlib.ExitStack()
+        self._start = time.monotonic()
         self._compiled: list[float] | None = None  # when compilations ended; None: all are known
         if not (fitted.plan.is_compiled or fitted.is_over):
             self.tell("compiling")
@@ -100,7 +104,8 @@ class ProgressLines(Callback):
             parts += [f"{name} {value}" for name, value in means.items()]
             parts += [f"{of} runs diverged" for of in count.values()]
             self.tell(", ".join([*parts, f"{lines[0].seconds:.1f} s"]))
-        self._done, self._num_diverged = done, num_diverged
+        self._done = done
+        self._num_diverged = num_diverged
 
     def _part(self, done: int) -> int:
         return int(_LINES * done // self._rounds)

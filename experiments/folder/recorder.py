@@ -48,8 +48,10 @@ class Recorder:
 
     def __init__(self, job: Job, folder: Path, interrupt: Interrupt) -> None:
         """folder: a folder that `run_folder.begin` has prepared."""
-        self.job, self._folder = job, folder
-        config, measure = job.config, job.measure
+        self.job = job
+        self._folder = folder
+        config = job.config
+        measure = job.measure
         self._place = folder / "checkpoints"
         self._log = log = Log(folder, job.cell, measure)
         best = SelectedStates(selection.rules(measure)[config.evaluation.select], log)
@@ -90,7 +92,8 @@ def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
     """The result of a cell whose rounds are over."""
     assert fitted.training is not None
     runs = summary.summarise(cell, log.lines, measure)
-    thresholds, groups = fitted.plan.evaluations.thresholds, fitted.plan.groups
+    thresholds = fitted.plan.evaluations.thresholds
+    groups = fitted.plan.groups
     if thresholds:
         stops = fitted.plan.program.gathered(fitted.training.stops)
         runs = [

@@ -59,7 +59,8 @@ _NOT_COMPARED = {
 
 def path_of(chosen: Config) -> Path:
     """The run folder: --run_dir, or a default one."""
-    data, algorithms = chosen.data, chosen.method.algorithm
+    data = chosen.data
+    algorithms = chosen.method.algorithm
     if chosen.output.run_dir:
         return Path(chosen.output.run_dir)
     if chosen.is_grid:
@@ -180,7 +181,8 @@ def finished(
 
 def _check_flags(folder: Path, flags: dict[str, Flag], chosen: Config) -> None:
     """Raises UsageError unless a run has the flags of the command, except how it is computed."""
-    now, usual = records_of(chosen), sheet.flat(config.defaults())
+    now = records_of(chosen)
+    usual = sheet.flat(config.defaults())
     before = {name: flags.get(name, _recorded(usual[name])) for name in now}
     # A run with "stop" has dropped and marked nothing so far, so it may continue with another rule.
     free = _NOT_COMPARED - ({"nonfinite"} if before["nonfinite"] != "stop" else set())
@@ -231,7 +233,8 @@ def _check_start(folder: Path, before: Provenance, now: Provenance) -> None:
 
 def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
     """Raises UsageError if a run cannot continue with --rounds instead of `before` rounds."""
-    asked, every = chosen.training.rounds, chosen.evaluation.eval_every
+    asked = chosen.training.rounds
+    every = chosen.evaluation.eval_every
     if asked == before:
         return
     done = max(checkpoints.rounds(folder / "checkpoints"), default=0)

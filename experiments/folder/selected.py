@@ -46,7 +46,9 @@ class SelectedStates(Callback):
 
     def __init__(self, rule: Rule, log: Log) -> None:
         """log: of the cell; its callback comes before this one."""
-        self._rule, self._log, self._personal = rule, log, False
+        self._rule = rule
+        self._log = log
+        self._personal = False
         self._lines: dict[int, list[Line]] = {}
         self.served: ServingState | None = None  # the states selected so far; None: none yet
 

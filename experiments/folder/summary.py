@@ -50,7 +50,8 @@ def lines(
         metrics = {k: np.asarray(v)[index] for k, v in outcome.metrics.items()}
         # A round in which no client took part has none.
         known = {name: values[np.isfinite(values)] for name, values in metrics.items()}
-        loss, last = metrics.pop("loss", np.zeros(0)), known.pop("loss", np.zeros(0))[-1:]
+        loss = metrics.pop("loss", np.zeros(0))
+        last = known.pop("loss", np.zeros(0))[-1:]
         watched: dict[str, Any] = {
             f"{name}_by_round": [round(float(value), 5) for value in values[index]]
             for name, values in outcome.watched.items()
@@ -206,7 +207,8 @@ def summarise(cell: Cell, lines: list[Line], measure: Measure = ACCURACY) -> lis
 
     Evaluations after a divergence do not count.
     """
-    results, rules = [], selection.rules(measure)
+    results = []
+    rules = selection.rules(measure)
     for index, run in enumerate(cell.runs):
         if run.left_out:
             continue

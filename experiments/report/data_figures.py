@@ -48,7 +48,8 @@ class Holders(NamedTuple):
 
 def holders_of(cell: Cell, split: Split, is_wrong: np.ndarray) -> Holders:
     """The holders of a split of a cell. is_wrong: [M] which rows have wrong labels."""
-    train, valid = parts_of(split.train), parts_of(split.valid)
+    train = parts_of(split.train)
+    valid = parts_of(split.valid)
     others = [parts_of(each)[0] for each in (*split.unseen.values(), split.test)]
     rows = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
     names = []
@@ -160,7 +161,8 @@ def paint(
     is_wrong: [M] which rows have wrong labels, to be written in red. images: of each domain.
     """
     what = {"classes": "class", "labels": "label", "values": dataset.classes[0]}[dataset.task]
-    counts, found = {what: target_counts(dataset, holders.rows)}, cues(dataset)
+    counts = {what: target_counts(dataset, holders.rows)}
+    found = cues(dataset)
     for name, cue in found.items():
         known = _NAMES.get(name, tuple(map(str, range(cue.max() + 1))))[: cue.max() + 1]
         counts[name] = known, partitions.class_counts(cue, holders.rows, len(known))
@@ -220,7 +222,8 @@ def _paint_counts(axis: Axes, counts: np.ndarray, height: float, sizes: Sequence
 
 def _paint_images(axis: Axes, dataset: Dataset, is_wrong: np.ndarray, count: int) -> None:
     """Draws images with labels, and beside them how often each class of a domain has each cue."""
-    domains, found = range(len(dataset.domains)), cues(dataset)
+    domains = range(len(dataset.domains))
+    found = cues(dataset)
     rows = [in_turn(dataset, domain, count) for domain in domains]
     pictures = iter(to_rgb(rendered(dataset, np.concatenate(rows))))
     for line in domains:
@@ -281,7 +284,8 @@ def _groups(dataset: Dataset, holders: Holders) -> list[_Group]:
 
 def _features(dataset: Dataset) -> list[_Feature]:
     """The targets and the first features of a data set whose x are vectors."""
-    x, y = np.asarray(dataset.x), np.asarray(dataset.y)
+    x = np.asarray(dataset.x)
+    y = np.asarray(dataset.y)
     if dataset.task == "classes":
         found: list[_Feature] = [("target: class", y, dataset.classes)]
     else:
@@ -309,7 +313,8 @@ def _paint_panel(
 ) -> None:
     """Draws a histogram of each group, or bars, one for each group, at each frequent category."""
     drawn = values[np.concatenate([rows for _, rows, _ in groups])]
-    is_logarithmic, note = False, ""
+    is_logarithmic = False
+    note = ""
     if categories is None:
         edges, is_logarithmic = _edges(drawn.astype(np.float64))
     else:
@@ -352,7 +357,8 @@ def _edges(values: np.ndarray) -> tuple[np.ndarray, bool]:
 
     Values far beyond the others are counted in the outer bins.
     """
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     if low > 0 and np.quantile(values, 1 - _TAIL) > _SKEWED * np.median(values):
         return np.geomspace(low, high * (1 + 1e-6), _BINS + 1), True
     if high - low < _BINS and (values == np.rint(values)).all():

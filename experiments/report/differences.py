@@ -15,7 +15,9 @@ import pandas as pd
 from ..assembly.metrics import ACCURACY, Measure
 
 LEVEL = 0.05  # the chance of one wrong word, or more, among differences that are corrected together
-BETTER, WORSE, NONE = "better", "worse", "no difference shown"
+BETTER = "better"
+WORSE = "worse"
+NONE = "no difference shown"
 # Differences whose standard deviation is smaller differ by rounding alone: an example of a million
 # is a larger difference.
 _EQUAL = 1e-6
@@ -67,7 +69,8 @@ def p_value(values: Sequence[float]) -> float:
     """
     from scipy import stats  # takes a second to import
 
-    mean, deviation = float(np.mean(values)), float(np.std(values, ddof=1))
+    mean = float(np.mean(values))
+    deviation = float(np.std(values, ddof=1))
     if deviation <= _EQUAL:
         return 1.0 if abs(mean) <= _EQUAL else math.nan
     return float(stats.ttest_1samp(values, 0.0).pvalue)

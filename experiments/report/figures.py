@@ -62,7 +62,8 @@ def styles(labels: Collection[str]) -> dict[str, dict[str, Any]]:
     the legend that look alike, the less known one is darker or lighter. Lines differ in grey print,
     too.
     """
-    colors, ranks = [], []
+    colors = []
+    ranks = []
     seen: Counter[int] = Counter()
     for index, label in enumerate(labels):
         plain = "".join(filter(str.isalnum, named(label))).lower()
@@ -258,7 +259,8 @@ def save(figure: Figure, path: Path, dpi: float = 120, digest: str = "", creator
 
 def draw_mean(axis: Axes, x: Any, values: np.ndarray, shade: float, **how: Any) -> None:
     """Draws the mean of values [seeds, points] and a band of their standard deviation."""
-    mean, std = values.mean(0), values.std(0, ddof=len(values) > 1)
+    mean = values.mean(0)
+    std = values.std(0, ddof=len(values) > 1)
     axis.plot(x, mean, **how)
     if shade:
         axis.fill_between(x, mean - std, mean + std, color=how["color"], alpha=shade, lw=0)

@@ -15,7 +15,8 @@ from ..folder import files
 Part: TypeAlias = pd.DataFrame | str  # of a report: a table or a paragraph
 
 # Characters that no text has stand around a bold or italic text until a form writes it.
-BOLD, ITALIC = "\ue000{}\ue001", "\ue002{}\ue003"
+BOLD = "\ue000{}\ue001"
+ITALIC = "\ue002{}\ue003"
 _MARKS = "".join([BOLD, ITALIC]).replace("{}", "")
 _MARKDOWN = str.maketrans({"|": "\\|", **dict(zip(_MARKS, ("**", "**", "*", "*"), strict=True))})
 _LATEX = str.maketrans(
@@ -26,10 +27,15 @@ _LATEX = str.maketrans(
     }
 )
 # A column of a paper, and the width of its text, in points: those of LaTeX's article.
-_COLUMN, _PAGE = 229.0, 468.0
+_COLUMN = 229.0
+_PAGE = 468.0
 _SIZES = {"small": 9, "footnotesize": 8, "scriptsize": 7}  # points
 # The widths of characters of Computer Modern, about, as parts of the font size.
-_NARROW, _WIDE, _USUAL, _CAPITAL, _BOLD = 0.33, 0.85, 0.5, 0.72, 1.15
+_NARROW = 0.33
+_WIDE = 0.85
+_USUAL = 0.5
+_CAPITAL = 0.72
+_BOLD = 1.15
 _BETWEEN = 3  # points on both sides of a column
 
 

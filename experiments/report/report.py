@@ -44,7 +44,8 @@ def write_table(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -
         files.remove(folder / "metrics.csv")
     if config.network.head_from and config.network.model == "cosine":
         more = [*_zero_shot(assembled, cells), *more]
-    constants, record = _constants(assembled, cells), folder / "result.json"
+    constants = _constants(assembled, cells)
+    record = folder / "result.json"
     # The report of finished runs gets the data of the first seed alone.
     known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
     before = known.constants if known else {}
@@ -117,7 +118,8 @@ def _zero_shot(assembled: Setup, cells: Sequence[FinishedCell]) -> list[Part]:
 
     They are the mean over the seeds, whose tests may differ.
     """
-    measure, row = assembled.objective.measure, {}
+    measure = assembled.objective.measure
+    row = {}
     for cell in cells:
         start = [line.test_score for line in log.read(cell.folder) if line.round == 0]
         if start:
@@ -152,7 +154,8 @@ def _metrics(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> l
 
     A line below the table names each run whose state is not there any more.
     """
-    config, classes = assembled.config, assembled.dataset.classes
+    config = assembled.config
+    classes = assembled.dataset.classes
     rows: list[dict[str, Any]] = []
     lacking: list[str] = []
     for cell in cells:
@@ -190,7 +193,8 @@ def _metrics(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> l
     of_domains = frame[frame["by"] == "domain"].astype(
         dict.fromkeys(config.evaluation.metrics, float)
     )
-    keys, form = ["algorithm", "held_out"], forms.known(lambda of: forms.spread(of, ".4g"))
+    keys = ["algorithm", "held_out"]
+    form = forms.known(lambda of: forms.spread(of, ".4g"))
     tests = of_domains[of_domains["split"] == "test"].groupby(keys, sort=False)
     runs = of_domains.groupby([*keys, "seed"], sort=False)
     columns = {}

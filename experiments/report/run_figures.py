@@ -22,7 +22,8 @@ from . import differences, figures, tables
 from .differences import Column
 from .tables import Cell
 
-_COLUMN, _PAGE = 3.17, 6.48  # inches, as those of tables
+_COLUMN = 3.17
+_PAGE = 6.48  # inches, as those of tables
 _TEXT = 8  # points
 _SPREAD = 10  # the ratio of the largest error to the smallest from which an axis is logarithmic
 # Of the lines in curves of examples that no client holds, besides the test.
@@ -114,7 +115,8 @@ def _in_a_row(count: int) -> int:
 def _panels(drawn: Drawn, x_label: str, width: float) -> tuple[Figure, dict[str, Axes]]:
     """A figure, and its panels by held-out domain. width: of the figure, in inches."""
     names = drawn.held_out
-    count, columns = len(names), _in_a_row(len(names))
+    count = len(names)
+    columns = _in_a_row(len(names))
     size = ((width - 0.6) / columns, 2.1 if columns < 3 else 1.9)
     heading = drawn.measure.heading()
     figure, axes = figures.panels(count, size, x_label=x_label, y_label=heading, columns=columns)
@@ -257,7 +259,8 @@ def draw_dots(axis: Axes, values: np.ndarray, labels: Sequence[str], number: int
 
     values: [seeds, parts], NaN where there is none.
     """
-    count, how = len(labels), figures.styles(labels)[labels[number]] | {"ls": "", "ms": 3}
+    count = len(labels)
+    how = figures.styles(labels)[labels[number]] | {"ls": "", "ms": 3}
     shift = (number - (count - 1) / 2) / (count + 1)
     for place, of_part in enumerate(values.T):
         known = of_part[np.isfinite(of_part)]
@@ -280,7 +283,8 @@ def methods(columns: Sequence[Column], title: str, names: Mapping[str, str]) -> 
     columns: the scores by each rule of selection, as `tables.by_rule`; several have a colour each.
     names: label -> how the figure calls it.
     """
-    labels, measure = [*columns[0].scores], columns[0].measure
+    labels = [*columns[0].scores]
+    measure = columns[0].measure
     high = 0.22 * len(labels) * max(1, len(columns) / 2) + 0.5
     figure = figures.new(_COLUMN, high)
     axis = figure.add_subplot()

@@ -26,7 +26,8 @@ from .forms import Part, known, spread, text_of
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
 # Seed -> as in `records.Sweep`
 Constant: TypeAlias = Mapping[str, tuple[float, Sequence[float]]]
-CONSTANT, ONE = "most frequent class", " (one class)"
+CONSTANT = "most frequent class"
+ONE = " (one class)"
 ABOUT_BEST = (
     "Bold: the best mean of a column. Italics: the difference from it, seed by seed, has a 95% "
     "interval that contains 0. Only methods with a number for each seed are compared."
@@ -101,7 +102,8 @@ def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     cell = {"method": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
     rows = [cell | {"seed": seed} for seed in one.left_out]
     for run in one.runs:
-        line, last = run["selected"], run.last
+        line = run["selected"]
+        last = run.last
         ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
         scores = {
             f"on {name}{' (unseen)' * (domain.split == 'unseen_domain')}": score_on(domain)
@@ -205,7 +207,8 @@ def marks(column: Column) -> dict[str, str]:
 
 def marked(column: Column) -> dict[str, str]:
     """Mean and standard deviation of each method, marked for the best; "" without a score."""
-    pattern, form = marks(column), known(text_of(column.measure))
+    pattern = marks(column)
+    form = known(text_of(column.measure))
     return {label: pattern.get(label, "{}").format(form(of)) for label, of in column.scores.items()}
 
 
@@ -237,7 +240,9 @@ def main_table(
     numbers: of a paper: heading -> label -> text. "paper: NAME" stands beside our column NAME, and
         others stand last.
     """
-    rows, measure, numbers = selected(cells), cells[0].result.score, numbers or {}
+    rows = selected(cells)
+    measure = cells[0].result.score
+    numbers = numbers or {}
     if rows["why"].notna().all():
         return None
     domains = [*rows["held out"].unique()]
@@ -405,7 +410,8 @@ def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
 
     rows: of `selected`, all of one held-out domain; in one of them at least, something was chosen.
     """
-    held_out, why = rows["held out"][0], rows.dropna(subset="why").set_index("method")["why"]
+    held_out = rows["held out"][0]
+    why = rows.dropna(subset="why").set_index("method")["why"]
     chosen = rows[rows["why"].isna()].set_index(["seed", "method"])
     columns = []
     for name in chosen.columns[chosen.columns.str.startswith("on ")]:
@@ -422,7 +428,8 @@ def stops_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFrame
     for name in ("threshold", "round", "train_score", "worst_score", "domains"):
         rows[name] = [None if pd.isna(stop) else stop[name] for stop in rows["stops"]]
     rows["threshold"] = rows["threshold"].map("{:g}".format, na_action="ignore")
-    form, keys = known(text_of(measure)), ["at the stop", "held out", "threshold"]
+    form = known(text_of(measure))
+    keys = ["at the stop", "held out", "threshold"]
 
     def domains(stops: pd.Series) -> str:
         each = [{name: score_on(of[name]) for name in of} for of in stops.dropna()]
@@ -640,7 +647,8 @@ def write(
 
 def _details(cells: Sequence[Cell]) -> list[Part]:
     """What was selected, by which rule."""
-    rows, measure = selected(cells), cells[0].result.score
+    rows = selected(cells)
+    measure = cells[0].result.score
     parts: list[Part] = []
     if rows["held out"].nunique() == 1 and rows["why"].isna().any():
         parts.append(domains_table(rows, measure))

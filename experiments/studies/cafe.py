@@ -77,7 +77,8 @@ def _at(of: Row, frequency: str) -> Row:
     """A row at a communication frequency, with one label in all studies."""
     if frequency == _FREQUENCIES[0]:
         return of._replace(x=frequency)
-    label, flags = f"{of.label}-CF-{frequency}", (*of.flags, f"--frequency={frequency}")
+    label = f"{of.label}-CF-{frequency}"
+    flags = (*of.flags, f"--frequency={frequency}")
     return of._replace(label=label, flags=flags, x=frequency)
 
 
@@ -181,7 +182,8 @@ def numbers(result: RowResult, data: str) -> Cells:
     gives no imbalance.
     """
     config = result.config
-    partition, frequency = config.partition, config.participation.frequency
+    partition = config.partition
+    frequency = config.participation.frequency
     slots = method.slots(config.participation, partition.clients)
     epochs = config.training.local_epochs
     federation = (partition.clients, slots, epochs, partition.imbalance)

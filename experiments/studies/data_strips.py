@@ -87,7 +87,8 @@ def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str]) -> None:
         if not len(values):
             axis.text(2, place, "no value", va="center", color="0.4")
             continue
-        mean, std = float(np.mean(values)), float(np.std(values, ddof=len(values) > 1))
+        mean = float(np.mean(values))
+        std = float(np.std(values, ddof=len(values) > 1))
         color = styles[name]["color"]
         axis.barh(place, mean, xerr=std, height=0.7, color=color, alpha=0.75, capsize=3)
         axis.plot(values, [place] * len(values), "o", mfc="white", mec="black", ms=3.5)

@@ -203,7 +203,8 @@ def maps(
     if not panels:
         return NOTHING
     every = np.stack([*panels.values()])
-    low, high = np.nanmin(every), np.nanmax(every)
+    low = np.nanmin(every)
+    high = np.nanmax(every)
     figure = figures.new(4 * len(panels) + 0.8, 4.0)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, values) in zip(axes, panels.items(), strict=True):

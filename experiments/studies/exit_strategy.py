@@ -119,7 +119,9 @@ def _rounds_to(lines: Sequence[dict[str, float]], low: float) -> float:
 
 def exit_columns(result: RowResult) -> Cells:
     """The accuracy and speed of the regular domains' clients, and which clients left."""
-    low, by_seed, found = _low_loss(result.row), _regular(result), phase(result)
+    low = _low_loss(result.row)
+    by_seed = _regular(result)
+    found = phase(result)
     whose = "regular" if _odd_angles(result) else "all"
     reached = [_rounds_to(lines, low) for lines in by_seed]
     last = [lines[-1] for lines in result.only.logs]
@@ -177,7 +179,8 @@ def draw_contributions(path: Path, data: str, results: Sequence[RowResult]) -> s
 
 def draw_exit(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 3: a picture for each kind of aberrant client."""
-    low, texts = _LOW_LOSS[data], []
+    low = _LOW_LOSS[data]
+    texts = []
     quantities: dict[str, Callable[[RowResult], list[float]]] = {
         "accuracy of clients, %": lambda one: [100 * x[-1]["score"] for x in _regular(one)],
         f"rounds to loss {low}": lambda one: [_rounds_to(lines, low) for lines in _regular(one)],

@@ -92,8 +92,10 @@ def panel(
     picked = selection.choose(result.row.label, result.only.result, result.config.evaluation.select)
     assert picked is not None, "a complete row has selected runs"
     runs = finished.open("run_dir", result.only.folder, "last", named=result.config.outside)
-    made, index = runs.data, picked.indices[0]
-    seed, variables = runs.line(index).seed, runs.fitted.network(index)
+    made = runs.data
+    index = picked.indices[0]
+    seed = runs.line(index).seed
+    variables = runs.fitted.network(index)
     parts = parts_of(made.splits[runs.cell.held_out][seed].train)
     rows, client = chosen_rows(parts, clients, examples, seed)
 

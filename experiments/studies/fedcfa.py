@@ -64,7 +64,9 @@ def _fedcfa(data: str, *settings: str) -> tuple[str, ...]:
     named |= {"rows": str(chosen.rows)} if chosen.rows != 16 else {}
     named |= dict(setting.split("=") for setting in settings)
     return (
-        *(_preset(data), "--algorithm=fedcfa", f"--cut={chosen.hook}"),
+        _preset(data),
+        "--algorithm=fedcfa",
+        f"--cut={chosen.hook}",
         *(f"--set={name}={value}" for name, value in named.items()),
     )
 
@@ -211,8 +213,13 @@ def simpson(data: str) -> list[Row]:
     """
     flags = (f"{_preset(data)},simpson_five", f"--cut={SETTINGS[data].hook}")
     pretraining = (
-        *("--algorithm=erm", "--shading=random", "--local_steps=1", "--rounds=200"),
-        *("--checkpoint_every=200", "--stop_above=0.95", "--after_stop=end"),
+        "--algorithm=erm",
+        "--shading=random",
+        "--local_steps=1",
+        "--rounds=200",
+        "--checkpoint_every=200",
+        "--stop_above=0.95",
+        "--after_stop=end",
         "--watch_examples=2000",
     )
     first = Row("simpson-pretrained", (*flags, *pretraining))
@@ -351,7 +358,8 @@ def _compared(result: RowResult) -> Cells:
 
 def _grid(result: RowResult) -> Cells:
     """The cell with the best test accuracy, the middle and two corners; the figure shows all."""
-    means, count = _means(result), len(_by_column(result))
+    means = _means(result)
+    count = len(_by_column(result))
     best = max(means, key=means.__getitem__)
     return {
         "positive/negative": best,

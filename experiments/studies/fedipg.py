@@ -27,8 +27,15 @@ from .rows import Row
 from .study import Cells, Study
 
 DATA = (
-    *("colored_mnist", "colored_digits", "rotated_digits", "rotated_mnist", "pacs"),
-    *("mnist", "digits", "cifar10", "colored_moved_digits"),
+    "colored_mnist",
+    "colored_digits",
+    "rotated_digits",
+    "rotated_mnist",
+    "pacs",
+    "mnist",
+    "digits",
+    "cifar10",
+    "colored_moved_digits",
 )
 _COLORED = {"colored_mnist": "colored_mnist_14", "colored_digits": "colored_digits_small"}
 
@@ -96,7 +103,8 @@ def stains(data: str) -> list[Row]:
     rates = "--learning_rate=0.02,0.05,0.1,0.2"
     rows = []
     for stain, (num_clients, size) in _STAINS[data].items():
-        preset, acts = f"--preset=stained_{data}", "stained_adaptive,fedipg_acts"
+        preset = f"--preset=stained_{data}"
+        acts = "stained_adaptive,fedipg_acts"
         sizes = f"--training_domains={num_clients}", f"--domain_size={size}"
         of_stain = (f"--stain={stain}", *sizes)
         methods = {
@@ -116,8 +124,12 @@ _STRENGTHS = ("0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.99")
 _MOVED = "colored_moved_digits"
 _MOVED_FLAGS = (
     "--preset=first_look_colour,adaptive_full_batch,fedipg_acts",
-    *("--batch_size=1000", "--server_learning_rate=0.01", "--set=warmup_rounds=300"),
-    *("--rounds=700", "--eval_every=10", "--checkpoint_every=350"),
+    "--batch_size=1000",
+    "--server_learning_rate=0.01",
+    "--set=warmup_rounds=300",
+    "--rounds=700",
+    "--eval_every=10",
+    "--checkpoint_every=350",
 )
 
 
@@ -125,7 +137,8 @@ def ends(data: str) -> list[Row]:
     """FedIPG with two clients, with ten, with all pixels, and with a weaker and stronger colour."""
     flags = (
         *(_MOVED_FLAGS if data == _MOVED else _fedipg(data, "epochs")),
-        *("--set=penalty=10000.0", "--select=last"),
+        "--set=penalty=10000.0",
+        "--select=last",
     )
     rows = [Row("two-clients", flags), Row("ten-clients", (*flags, "--clients=10"))]
     if data != _MOVED:
@@ -230,7 +243,8 @@ def _level(lines: Sequence[Line]) -> Line | None:
 
     It and the two before it are in the mean at least as good as the three before those.
     """
-    first, after = _held(lines), selection.after_difference(lines)
+    first = _held(lines)
+    after = selection.after_difference(lines)
     if first is None:
         return None
     scores = [line["validation_score"] for line in after]

@@ -56,8 +56,13 @@ SHIFTS = {
             # Players train whole networks here. Under the other shifts they do better, by
             # validation on other draws, with the last layer over a random one.
             "FL Games": (
-                *("--algorithm=fl_games", "--cut=0", "--local_steps=1", "--optimizer=adam"),
-                *("--learning_rate=0.01", "--watch_examples=1000", "--stop_below=0.6"),
+                "--algorithm=fl_games",
+                "--cut=0",
+                "--local_steps=1",
+                "--optimizer=adam",
+                "--learning_rate=0.01",
+                "--watch_examples=1000",
+                "--stop_below=0.6",
                 "--after_stop=end",
             ),
             "FedCFA": (*_STEP, *_CFA),
@@ -89,7 +94,8 @@ def served(result: RowResult) -> list[Record]:
 
 
 def _columns(result: RowResult) -> Cells:
-    lines, select = served(result), result.config.evaluation.select
+    lines = served(result)
+    select = result.config.evaluation.select
     rule: str = "last round" if select == "last" else select
     if result.config.evaluation.stop_below:
         stopped = sum(run["stops"][0]["round"] is not None for run in result.only.runs)

@@ -23,8 +23,11 @@ from .rows import Row
 from .study import Cells, Study
 
 DATA = (
-    *("colored_mnist", "colored_digits", "colored_fashion"),
-    *("spurious_cifar10", "colored_dsprites"),
+    "colored_mnist",
+    "colored_digits",
+    "colored_fashion",
+    "spurious_cifar10",
+    "colored_dsprites",
 )
 _PLAYS = ("sequential", "parallel")
 
@@ -93,7 +96,8 @@ def steps(data: str) -> list[Row]:
 def masked(data: str) -> list[Row]:
     """Figure 1a: FedAvg, and a game that ends at its stop."""
     seed = "--seeds=0"
-    fedavg, of_game = methods(data)[1], game(data, "F", "parallel")
+    fedavg = methods(data)[1]
+    of_game = game(data, "F", "parallel")
     return [
         Row("FedAvg", (*fedavg.flags, seed)),
         Row("F-parallel-stopped", (*of_game.flags, "--after_stop=end", seed)),
@@ -114,7 +118,8 @@ _scores = study.scores_by_seed(_SCORES, _ends, has_last=False)
 
 def _columns(result: RowResult) -> Cells:
     """Accuracy and rounds at the stop by the first threshold, or at the end without a stop."""
-    runs, logs = result.only.runs, result.only.logs
+    runs = result.only.runs
+    logs = result.only.logs
     ends = [*_ends(result).values()]
     if result.config.evaluation.stop_below:
         stops = [run["stops"][0] for run in runs]
@@ -160,7 +165,8 @@ def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str
 
 
 def _oscillation(result: RowResult) -> drawings.Panel:
-    run, log = result.only.runs[0], result.only.logs[0]
+    run = result.only.runs[0]
+    log = result.only.logs[0]
     rounds = [each["round"] for each in run["stops"]]
     continues = result.config.evaluation.after_stop == "continue"
     end = None if continues or not all(rounds) else max(rounds)
@@ -168,9 +174,11 @@ def _oscillation(result: RowResult) -> drawings.Panel:
     for kind, label in (("train", "training clients"), ("test", "test client")):
         curve = [100 * value for line in log for value in line[f"{kind}_by_round"]][:end]
         lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
-    threshold, stop = 100 * result.config.evaluation.stop_below[0], rounds[0] or np.nan
+    threshold = 100 * result.config.evaluation.stop_below[0]
+    stop = rounds[0] or np.nan
     title = f"{result.row.label}, stop below {threshold:g}%"
-    levels, moments = {"threshold": threshold}, {"the stop": stop}
+    levels = {"threshold": threshold}
+    moments = {"the stop": stop}
     return drawings.Panel(lines, title, "round", "accuracy, %", levels=levels, moments=moments)
 
 

@@ -80,7 +80,10 @@ LISTED: dict[str, Shift] = {
         "unseen domain", (1,), 1, lambda at: (), domains="own", is_unseen=True, by_rule=True
     ),
     "mixed": Shift(
-        *("mixed domains", (0, 0.5, 0.9, 1), 0.5, _mixed),
+        "mixed domains",
+        (0, 0.5, 0.9, 1),
+        0.5,
+        _mixed,
         mixes=lambda severity: severity < 1,
         is_unseen=True,
         by_rule=True,
@@ -89,7 +92,10 @@ LISTED: dict[str, Shift] = {
     "tail": Shift("long tail, rare uploads", (1, 5, 20), 20, _tail),
     "noise": Shift("wrong labels", (0.2, 0.5, 0.8), 0.8, _noise),
     "colour": Shift(
-        *("misleading colour", (0.55, 0.7, 0.8, 0.9), 0.8, _colour),
+        "misleading colour",
+        (0.55, 0.7, 0.8, 0.9),
+        0.8,
+        _colour,
         domains="none",
         preset=",map_colour",
         by_rule=True,

@@ -17,7 +17,8 @@ from .map_methods import FEDAVG
 
 _COLOURS = "PuOr_r"  # purple and orange differ for all kinds of colour vision
 # The difference in points from which on the colour stays the same.
-_STRONGEST, _STRONGEST_BY_RULE = 10.0, 30.0
+_STRONGEST = 10.0
+_STRONGEST_BY_RULE = 30.0
 # The rules of the figure that compares them; "" is that of --select, by default validation.
 RULES = {
     "": "validation",

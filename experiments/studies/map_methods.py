@@ -81,7 +81,7 @@ LISTED: dict[str, Method] = {
     ),
     # They use the domains inside of clients, or of all pooled examples.
     "irm-pooled": Method(
-        *("irm", "penalty", (1.0, 100.0, 10000.0)), (*_LARGE, "--pooled", "--batch_size={POOLED}")
+        "irm", "penalty", (1.0, 100.0, 10000.0), (*_LARGE, "--pooled", "--batch_size={POOLED}")
     ),
     "irm": Method("irm", "penalty", (0.1, 1.0, 10.0), _LATE),
     "vrex_domains": Method("vrex_domains", "penalty", (1.0, 10.0, 100.0), _LATE),

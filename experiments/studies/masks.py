@@ -73,7 +73,8 @@ def squares(height: int, width: int, side: int) -> np.ndarray:
     LIME's own segmentation, quickshift, groups pixels of similar colour within some ten pixels. In
     an image of 8x8 or 28x28 it finds one or two segments, and none of them is a stroke.
     """
-    rows, columns = np.arange(height) // side, np.arange(width) // side
+    rows = np.arange(height) // side
+    columns = np.arange(width) // side
     return np.asarray(rows[:, None] * (columns[-1] + 1) + columns)
 
 
@@ -117,7 +118,8 @@ def masks(result: RowResult, indices: Sequence[int] = IMAGES, samples: int = SAM
     runs = finished.open("run_dir", result.only.folder, "last", named=result.config.outside)
     index = next(index for index, run in enumerate(runs.cell.runs) if run.seed == seed)
     images, y = seen_images(runs, seed, indices)
-    classify, pictures = classifier(runs, index, images.shape[-1]), to_rgb(images)
+    classify = classifier(runs, index, images.shape[-1])
+    pictures = to_rgb(images)
     probabilities = classify(pictures)
     predicted = probabilities.argmax(-1)
     height, width = images.shape[1:3]

@@ -148,7 +148,8 @@ def run(
     write: writes the tables and figures of a row.
     """
     machine.connect(configs[0].machine)  # before rows are prepared in threads
-    shared, results = Programs(), []
+    shared = Programs()
+    results = []
     with Ahead() as ahead:
 
         def prepared(index: int) -> Launch:
@@ -176,7 +177,8 @@ def result_of(row: Row, chosen: Config, place: Path) -> RowResult:
     cells = []
     sweep = records.read(place / "result.json", Sweep)
     of_grid = [result.cell.restored() for result in sweep.cells]
-    names, settings = grid.folder_names(of_grid).values(), grid.settings_of(of_grid)
+    names = grid.folder_names(of_grid).values()
+    settings = grid.settings_of(of_grid)
     for result, name, setting in zip(sweep.cells, names, settings, strict=True):
         held_out = selection.held_out_of(result)
         constant = sweep.constants.get(held_out, {})
@@ -212,7 +214,8 @@ def compare(file: RowsFile, folder: Path, data: Sequence[str], labels: Sequence[
         check_known("data", name, [*file.rows])
     todo = {}
     for name in data or [*file.rows][:1]:
-        place, rows = folder / name, with_labels(file.rows[name], labels)
+        place = folder / name
+        rows = with_labels(file.rows[name], labels)
         run_folder.check_rows(place)
         todo[name] = rows, configs(rows, place, overrides(), file.path)
     machine.prepare(next(iter(todo.values()))[1][0].machine)

@@ -133,7 +133,8 @@ def table(paper: Paper, study: Study, data: str, results: Sequence[RowResult]) -
     for column, (label, texts) in itertools.product(columns, lines.items()):
         if texts.get(column.heading):
             text = tables.marks(column).get(label, "{}").format(texts[column.heading])
-            cells, scores = by_label[label].cells, column.scores.get(label, {})
+            cells = by_label[label].cells
+            scores = column.scores.get(label, {})
             is_one = len(cells) == 1 and tables.is_constant(cells[0].constant, scores.items())
             texts[column.heading] = text + tables.ONE * is_one
     _add_constant(lines, results)
