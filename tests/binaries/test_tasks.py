@@ -154,7 +154,8 @@ def test_each_row_of_the_data_knows_its_row_in_the_source() -> None:
         wrong_labels=0.5,
     )
     made, whole = experiment.make(chosen), sources.load("digits")
-    number = len(made.origin)
+    number = len(made.source)
+    assert len(made.origin) == number
     np.testing.assert_array_equal(made.data.x.image[:number] > 0, whole.x[made.origin] > 0)
     assert made.origin.max() > 500
 

@@ -1,6 +1,5 @@
 """Finished runs: the selected state is the one that is saved, exported and evaluated."""
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.selected import SelectedStates, ServingState
 from fedjax_inv_experiments.folder.selection import RULES
 from fedjax_inv_experiments.report.data_figures import rendered
-from runs import Ran, go_on, halved, line, metrics, no_figures, ran, selecting, with_flags
+from runs import Ran, go_on, line, metrics, no_figures, ran, selecting, with_flags
 
 
 def after(round: int, num_runs: int) -> Training:
@@ -143,32 +142,36 @@ def test_a_finished_run_holds_its_last_and_its_selected_state(
             assert jax.tree.leaves(found.clients)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def kept(
+    whole: tuple[Ran, dict[int, ServingState]], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of the same runs with all their checkpoints."""
+    job = whole[0].job
+    job = job._replace(config=with_flags(job.config, keep_checkpoints="all"))
+    return go_on(job, tmp_path_factory.mktemp("kept") / "run")
+
+
 def test_all_checkpoints_stay_and_serve(
-    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
+    whole: tuple[Ran, dict[int, ServingState]], kept: Path, tmp_path: Path
 ) -> None:
-    """The same runs with all their checkpoints, stopped after the first and the second round."""
-    run, seen = whole
-    job = run.job._replace(config=with_flags(run.job.config, keep_checkpoints="all"))
-    folder = go_on(job, halved(job, halved(job, tmp_path / "run")))
-    assert checkpoints.rounds(folder / "checkpoints") == [1, 2, 3, 4, 5, 6]
-    assert metrics(folder) == metrics(run.folder)
-    for done, index in itertools.product((1, 4, 6), (0, 1)):
-        kept = finished.open("run", folder, str(done))
-        assert (kept.line(index).round, kept.line(index).run) == (done, index)
-        expected = jax.tree.map(lambda a, i=index: a[i], seen[done])
-        chex.assert_trees_all_equal(kept.fitted.state(index).server, expected.server)
-        chex.assert_trees_all_equal(kept.fitted.state(index).clients, expected.clients)
+    assert checkpoints.rounds(kept / "checkpoints") == [1, 2, 3, 4, 5, 6]
+    for done, index in ((1, 0), (4, 1)):
+        runs = finished.open("run", kept, str(done))
+        assert (runs.line(index).round, runs.line(index).run) == (done, index)
+        expected = jax.tree.map(lambda a, i=index: a[i], whole[1][done])
+        chex.assert_trees_all_equal(runs.fitted.state(index).server, expected.server)
+        chex.assert_trees_all_equal(runs.fitted.state(index).clients, expected.clients)
     with pytest.raises(UsageError, match=r"^--state=7: "):
-        finished.open("run", folder, "7")
+        finished.open("run", kept, "7")
     with no_figures():
-        evaluation.run(evaluation.Options(str(folder), "4", export=str(tmp_path / "export")))
-    scored = pd.read_csv(folder / "evaluation-4.csv", dtype={"name": str})
-    kept = finished.open("run", folder, "4")
-    accuracies = [kept.line(index).test_score for index in (0, 1)]
+        evaluation.run(evaluation.Options(str(kept), "4", export=str(tmp_path / "export")))
+    scored = pd.read_csv(kept / "evaluation-4.csv", dtype={"name": str})
+    runs = finished.open("run", kept, "4")
+    accuracies = [runs.line(index).test_score for index in (0, 1)]
     np.testing.assert_allclose(scored.loc[scored["name"] == "80", "score"], accuracies, atol=1e-6)
     about = json.loads((tmp_path / "export" / "seed=0" / "model.json").read_text())
-    assert about["run"] == {"folder": str(folder), "state": "4", "round": 4}
+    assert about["run"] == {"folder": str(kept), "state": "4", "round": 4}
 
 
 @pytest.fixture(scope="module")
@@ -349,13 +352,10 @@ def test_a_seed_without_its_state_is_left_out(
     assert picked or set(measured.loc[measured["seed"] == 0, "round"]) == {6}
 
 
-def test_a_last_state_that_is_gone_is_told(
-    whole: tuple[Ran, dict[int, ServingState]], tmp_path: Path
-) -> None:
+def test_a_last_state_that_is_gone_is_told(kept: Path, tmp_path: Path) -> None:
     """The newest checkpoint that is there counts, with its own round and scores."""
-    run, _ = whole
-    job = run.job._replace(config=with_flags(run.job.config, keep_checkpoints="2"))
-    folder = go_on(job, halved(job, tmp_path / "run"))
+    folder = tmp_path / "run"
+    shutil.copytree(kept, folder)
     shutil.rmtree(folder / "checkpoints" / "6")
     with pytest.warns(UserWarning, match="round 6 is gone, the last state is that of round 5"):
         runs = finished.open("run", folder, "last")

@@ -206,8 +206,10 @@ def test_npz_round_trip(tmp_path):
         domain=np.array(["b", "a", "b", "c"]),
         client=np.array([30, 4, 30, 5]),
         test=np.array([True, False, False, True]),
+        path=np.array(["a.png", "b.png", "c.png", "d.png"]),
     )
     dataset = sources.load(str(path))
+    assert dataset.source.tolist() == ["a.png", "b.png", "c.png", "d.png"]
     np.testing.assert_array_equal(dataset.x, x)
     assert dataset.x.dtype == np.uint8
     assert dataset.y.tolist() == [1, 0, 1, 2]

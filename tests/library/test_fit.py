@@ -175,6 +175,10 @@ def test_predictions_are_those_of_the_served_network() -> None:
     np.testing.assert_allclose(scores.score, found.history["test_score"][:, -1], rtol=1e-6)
     many = np.tile(x, (80, 1))  # more than a batch
     np.testing.assert_allclose(found.predict(many)[-8:], found.predict(x), rtol=1e-6)
+    for number in range(9):
+        alone = found.predict(x[:number])
+        np.testing.assert_allclose(alone, found.predict(x)[:number], rtol=1e-6)
+    assert found._predict._cache_size() <= 7  # batches of 512, 128, 0, 1, 2, 4 and 8
     for wrong in (x[:, :2], x[0], x.astype(int)):
         with pytest.raises(UsageError, match="x"):
             found.predict(wrong)
