@@ -41,6 +41,8 @@ SCENARIOS: dict[str, Events] = {
     "an error in the last exchange": {(2, -1, 1): "error"},
     "nobody answers an exchange": {(1, -1, client): "lost" for client in range(CLIENTS)},
 }
+# Methods that divide by small numbers, of norms or of gaps: rounding is up to 2e-5 of the move.
+MAGNIFIES = ("feddg_ga", "moon")
 FIRST = ("fedavg", "scaffold", "fedipg", "fl_games", "fedcfa")
 
 
@@ -190,7 +192,7 @@ def test_nodes_give_the_weights_of_a_simulation(name: str, tmp_path: Path) -> No
         moved, apart = laws.largest_difference(*ends), laws.largest_difference(deployed, simulated)
         print(f"{name:14} {words:30} moved {moved:.3g}, apart {apart:.2e}")
         assert moved > 1e-2, words
-        assert apart < 1e-5 * moved, words
+        assert apart < (1e-4 if name in MAGNIFIES else 1e-5) * moved, words
 
 
 @pytest.mark.parametrize(("name", "exchange"), slow.after(1, [("vrex", 1), ("scaffold", 0)]))
