@@ -5,9 +5,10 @@ becomes NaN or infinite.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from ..errors import shown
+from .records import Line, RunResult
 
 REMEDY = (
     "lower --learning_rate, clip the gradients with --clip, or set --standardise if it is not set; "
@@ -15,8 +16,7 @@ REMEDY = (
 )
 _MOST = 6  # the most settings that a text names
 
-# A run: a `records.RunResult` or a `records.Line`, or a plain dict with the same entries.
-Run = Any
+Run: TypeAlias = RunResult | Line  # or the last line of its log
 
 
 class Setting(NamedTuple):
@@ -41,15 +41,15 @@ def varied(hypers: Sequence[Mapping[str, float]]) -> list[str]:
 
 def settings(runs: Sequence[Run]) -> list[Setting]:
     """The settings of a cell's runs."""
-    names = varied([run["hyper"] for run in runs])
+    names = varied([run.hyper for run in runs])
     by_hyper: dict[str, list[int]] = {}
     for index, run in enumerate(runs):
-        by_hyper.setdefault(str(run["hyper"]), []).append(index)
+        by_hyper.setdefault(str(run.hyper), []).append(index)
     return [
         Setting(
-            {name: runs[indices[0]]["hyper"][name] for name in names},
+            {name: runs[indices[0]].hyper[name] for name in names},
             indices,
-            sum(runs[index]["diverged"] for index in indices),
+            sum(runs[index].diverged for index in indices),
         )
         for indices in by_hyper.values()
     ]

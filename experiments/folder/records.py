@@ -179,6 +179,17 @@ class RunResult(Record, frozen=True):
     # Reports fill it with what --select picks.
     selected: Line | None = None
 
+    @property
+    def choice(self) -> Line:
+        """The selected evaluation, in a report."""
+        assert self.selected is not None
+        return self.selected
+
+    @property
+    def stop(self) -> StopRecord | None:
+        """The evaluation at the stop by the first threshold; None if there is none."""
+        return self.stops[0] if self.stops and self.stops[0].round else None
+
 
 class Result(Record, frozen=True):
     """result.json of a cell."""

@@ -7,16 +7,16 @@ run, is evaluated but never picked.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..assembly.metrics import ACCURACY, Measure
 from ..errors import shown
 from . import divergence
+from .records import Domain, Line, Result, RunResult
 
-Line = Any  # an evaluation of a run: a `running.records.Line`
-Run = Any  # a `running.records.RunResult`
 # The evaluation that is picked from one or more of a run; None: none.
 Pick = Callable[[Sequence[Line]], Line | None]
 
@@ -33,27 +33,27 @@ class Rule(NamedTuple):
 
 def trained(lines: Sequence[Line]) -> list[Line]:
     """All evaluations except that of round 0."""
-    return [line for line in lines if line["round"] > 0]
+    return [line for line in lines if line.round > 0]
 
 
 def candidates(lines: Sequence[Line]) -> list[Line]:
     """The evaluations that a rule may pick: after round 0, and before the run diverged."""
-    return [line for line in trained(lines) if not line["diverged"]]
+    return [line for line in trained(lines) if not line.diverged]
 
 
 def score_on(line: Line, kind: str) -> float | None:
     """The score of an evaluation on the examples of one of `data.federation.UNSEEN`, or None."""
-    domains = line["domains"].values()
-    return next((domain["score"] for domain in domains if domain["split"] == kind), None)
+    domains = line.domains.values()
+    return next((domain.score for domain in domains if domain.split == kind), None)
 
 
-def differ_by_chance(domains: Sequence[Any]) -> bool:
+def differ_by_chance(domains: Sequence[Domain]) -> bool:
     """Whether the domains' accuracies differ no more than by chance.
 
     The criterion: the statistic of the chi-square test of homogeneity is at most its expectation,
     the number of domains minus one.
     """
-    scores = [(domain["score"], domain["examples"]) for domain in domains if domain["examples"]]
+    scores = [(domain.score, domain.examples) for domain in domains if domain.examples]
     if len(scores) < 2:
         return False
     accuracy, count = np.array(scores).T
@@ -64,8 +64,8 @@ def differ_by_chance(domains: Sequence[Any]) -> bool:
 
 def agrees(line: Line) -> bool:
     """Whether the training domains of an evaluation differ no more than by chance."""
-    domains = line["domains"].values()
-    return differ_by_chance([domain for domain in domains if domain["split"] == "validation"])
+    domains = line.domains.values()
+    return differ_by_chance([domain for domain in domains if domain.split == "validation"])
 
 
 def after_difference(lines: Sequence[Line]) -> Sequence[Line]:
@@ -103,7 +103,7 @@ def _best(rank: Callable[[Line], float]) -> Pick:
 
 def _if_left_out(pick: Pick) -> Pick:
     """Picks nothing unless runs without each training domain were evaluated, too."""
-    return lambda lines: pick(lines) if "left_out_score" in lines[0] else None
+    return lambda lines: pick(lines) if lines[0].left_out_score is not None else None
 
 
 def _if_unseen(pick: Pick) -> Pick:
@@ -115,17 +115,17 @@ def rules(measure: Measure) -> dict[str, Rule]:
     """All rules, for evaluations with this score."""
 
     def validation(line: Line) -> float:
-        return measure.rank(line["validation_score"])
+        return measure.rank(line.validation_score)
 
     def left_out(line: Line) -> float:
-        return measure.rank(line["left_out_score"])
+        return math.nan if line.left_out_score is None else measure.rank(line.left_out_score)
 
     def unseen(line: Line) -> float:
         score = score_on(line, "unseen_domain")
         return math.nan if score is None else measure.rank(score)
 
     def test(line: Line) -> float:
-        return measure.rank(line["test_score"])
+        return measure.rank(line.test_score)
 
     def of_accuracies(pick: Pick) -> Pick:
         """Picks nothing by another score, whose deviation by chance is not known."""
@@ -177,14 +177,14 @@ def explained(rule: str) -> str:
     )
 
 
-def picked(run: Run, rule: str) -> Line | None:
+def picked(run: RunResult, rule: str) -> Line | None:
     """The evaluation in the result of a run that a rule picked; None if it picked none."""
-    return run["by_rule"].get(rule)
+    return run.by_rule.get(rule)
 
 
-def picked_or_last(run: Run, rule: str) -> Line:
+def picked_or_last(run: RunResult, rule: str) -> Line:
     """The evaluation in the result of a run that a rule picked, or else the last one."""
-    return picked(run, rule) or run["last"]
+    return picked(run, rule) or run.last
 
 
 class Chosen(NamedTuple):
@@ -193,7 +193,7 @@ class Chosen(NamedTuple):
     label: str
     held_out: str
     hyper: dict[str, float]  # the selected values of hyperparameters with several values
-    runs: list[Run]  # their `selected` is what the rule picks, or the last evaluation
+    runs: list[RunResult]  # their `selected` is what the rule picks, or the last evaluation
     indices: list[int]  # of the runs in the cell
     rule: str = "validation"
     left_out: tuple[int, ...] = ()  # the seeds that diverged, if `choose` took the surviving ones
@@ -202,7 +202,7 @@ class Chosen(NamedTuple):
     @property
     def selected(self) -> list[Line]:
         """The selected evaluation of each seed."""
-        return [run["selected"] for run in self.runs]
+        return [run.choice for run in self.runs]
 
     @property
     def setting(self) -> str:
@@ -219,43 +219,45 @@ class Chosen(NamedTuple):
 
 
 def choose(
-    label: str, result: Any, rule: str = "validation", *, surviving: bool = False
+    label: str, result: Result, rule: str = "validation", *, surviving: bool = False
 ) -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed.
 
     Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
     all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
 
-    result: a `records.Result`, or a plain dict with the same entries.
     surviving: whether, if all are excluded, the result has the seeds that did not diverge. It
         serves the comparison of methods seed by seed.
     """
-    runs = result["runs"]
+    runs = result.runs
     settings = divergence.settings(runs)
     whole = [setting for setting in settings if not setting.num_diverged]
     for allowed in (whole, settings)[: 1 + surviving]:
         found = []
         for hyper, indices, _ in allowed:
-            left_out = tuple(runs[at]["seed"] for at in indices if runs[at]["diverged"])
-            of = [at for at in indices if not runs[at]["diverged"]]
+            left_out = tuple(runs[at].seed for at in indices if runs[at].diverged)
+            of = [at for at in indices if not runs[at].diverged]
             if any(picked(runs[at], rule) for at in of):
-                own = [runs[at] | {"selected": picked_or_last(runs[at], rule)} for at in of]
-                about = rule, left_out, result.get("score", ACCURACY)
+                own = [
+                    msgspec.structs.replace(runs[at], selected=picked_or_last(runs[at], rule))
+                    for at in of
+                ]
+                about = rule, left_out, result.score
                 found.append(Chosen(label, held_out_of(result), hyper, own, of, *about))
         if found:
             return max(found, key=lambda one: one.rank)
     return None
 
 
-def held_out_of(result: Any) -> str:
+def held_out_of(result: Result) -> str:
     """The held-out domain, or the name of the test split in the evaluations of a result."""
-    if result["cell"]["held_out"] is not None:
-        return str(result["cell"]["held_out"])
-    domains = result["runs"][0]["last"]["domains"]
-    return str(next(name for name, domain in domains.items() if domain["split"] == "test"))
+    if result.cell.held_out is not None:
+        return result.cell.held_out
+    domains = result.runs[0].last.domains
+    return next(name for name, domain in domains.items() if domain.split == "test")
 
 
-def why_none(result: Any) -> str:
+def why_none(result: Result) -> str:
     """The table's text for a cell in which nothing could be chosen."""
-    settings = divergence.settings(result["runs"])
+    settings = divergence.settings(result.runs)
     return "diverged" if all(setting.num_diverged for setting in settings) else "none"

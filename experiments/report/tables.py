@@ -84,7 +84,7 @@ def names_of(cells: Iterable[Cell]) -> dict[str, str]:
 
 def score_on(domain: Any) -> float:
     """The score on a domain, a `records.Domain`; NaN without examples."""
-    return domain["score"] if domain["examples"] else math.nan
+    return domain.score if domain.examples else math.nan
 
 
 def _numbers(line: Line | None) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     cell = {"method": one.label, "held out": one.held_out, "setting": one.setting, "why": None}
     rows = [cell | {"seed": seed} for seed in one.left_out]
     for run in one.runs:
-        line = run["selected"]
+        line = run.choice
         last = run.last
         ends = {"last": last.test_score, "sent": last.bytes, "dropped": last.dropped}
         scores = {
@@ -320,7 +320,7 @@ def _beside(columns: Sequence[_Shown], numbers: Mapping[str, Mapping[str, str]])
 
 def seed_scores(chosen: Chosen) -> dict[int, float]:
     """The selected test score of each seed."""
-    return {run.seed: run["selected"].test_score for run in chosen.runs}
+    return {run.seed: run.choice.test_score for run in chosen.runs}
 
 
 def _of_rule(text: str, cell: Cell, rule: str) -> str:

@@ -21,7 +21,7 @@ import pandas as pd
 
 from ..assembly import method
 from ..config import Config
-from ..folder.records import Record
+from ..folder.records import Line
 from ..report import forms
 from . import drawings, row_runs, study
 from .row_runs import RowResult
@@ -116,24 +116,24 @@ _CLIENTS = ("frequent clients", "sparse clients")
 _CLASSES = ("majority classes", "minority classes")
 
 
-def by_group(config: Config, line: Record) -> dict[str, float]:
+def by_group(config: Config, line: Line) -> dict[str, float]:
     """Accuracies of an evaluation, by group of clients or of classes. Empty groups are left out.
 
     Clients are tested in their proportions of classes. With a tail, the two halves of the classes
     are groups, too.
     """
-    clients = np.array(line["score_by_client"], float)  # NaN where there is no test example
-    rare = method.is_sparse(len(clients), line["seed"])
+    clients = np.array(line.score_by_client or [], float)  # NaN where there is no test example
+    rare = method.is_sparse(len(clients), line.seed)
     parts = dict(zip(_CLIENTS, (clients[~rare], clients[rare]), strict=True))
     if config.partition.imbalance > 1:
-        classes = np.array(line["score_by_class"], float)  # in order of their examples
+        classes = np.array(line.score_by_class or [], float)  # in order of their examples
         parts |= dict(zip(_CLASSES, np.array_split(classes, 2), strict=True))
     return {name: float(np.nanmean(of)) for name, of in parts.items() if np.isfinite(of).any()}
 
 
 def _groups_of(result: RowResult) -> dict[str, list[float]]:
     """Group -> the selected accuracy of each seed, in percent, for groups that all seeds have."""
-    by_seed = [by_group(result.config, run["selected"]) for run in result.only.runs]
+    by_seed = [by_group(result.config, run.choice) for run in result.only.runs]
     groups = 100 * pd.DataFrame(by_seed).dropna(axis=1)
     return {name: [*of] for name, of in groups.items()}
 
@@ -208,9 +208,9 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 5 and 6: test accuracy and test loss by round."""
     complete = [result for result in results if result.is_complete]
 
-    def loss(line: Record) -> float:
-        (test,) = (domain for domain in line["domains"].values() if domain["split"] == "test")
-        return np.nan if test["loss"] is None else test["loss"]
+    def loss(line: Line) -> float:
+        (test,) = (domain for domain in line.domains.values() if domain.split == "test")
+        return np.nan if test.loss is None else test.loss
 
     accuracies = {result.row.label: study.curve(result) for result in complete}
     losses = {result.row.label: study.curve(result, loss) for result in complete}

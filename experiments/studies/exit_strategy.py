@@ -17,7 +17,7 @@ from fedjax_inv.algorithms.exit_strategy import Outcome
 
 from .. import finished
 from ..folder import selection
-from ..folder.records import Record
+from ..folder.records import Line
 from ..report import figures, forms
 from . import drawings, study
 from .row_runs import RowResult
@@ -100,14 +100,16 @@ def _regular(result: RowResult) -> list[list[dict[str, float]]]:
     """
     odd = _odd_angles(result)
 
-    def means(line: Record) -> dict[str, float]:
+    def means(line: Line) -> dict[str, float]:
         regular = [
             domain
-            for name, domain in line["domains"].items()
-            if domain["split"] == "validation" and domain["examples"] and name not in odd
+            for name, domain in line.domains.items()
+            if domain.split == "validation" and domain.examples and name not in odd
         ]
-        mean = {k: float(np.mean([domain[k] for domain in regular])) for k in ("score", "loss")}
-        return {"round": line["round"]} | mean
+        scores = [domain.score for domain in regular]
+        losses = [np.nan if domain.loss is None else domain.loss for domain in regular]
+        means = {"score": float(np.mean(scores)), "loss": float(np.mean(losses))}
+        return {"round": line.round, **means}
 
     return [[means(line) for line in selection.trained(lines)] for lines in result.only.logs]
 
@@ -125,11 +127,11 @@ def exit_columns(result: RowResult) -> Cells:
     whose = "regular" if _odd_angles(result) else "all"
     reached = [_rounds_to(lines, low) for lines in by_seed]
     last = [lines[-1] for lines in result.only.logs]
-    odd = [line["domains"][angle] for line in last for angle in _odd_angles(result)[:1]]
-    train = [line["train_by_round"][-1] for line in last]
+    odd = [line.domains[angle] for line in last for angle in _odd_angles(result)[:1]]
+    train = [line.train_by_round[-1] for line in last if line.train_by_round]
     speed = "not reached" if np.isnan(reached).any() else forms.spread(reached)
     cells = {
-        f"{whose} clients, %": study.percent([lines[-1] for lines in by_seed], "score"),
+        f"{whose} clients, %": forms.percent([lines[-1]["score"] for lines in by_seed]),
         "training examples watched, %": forms.percent(train),
         "client 0's angle, %": study.percent(odd, "score"),
         f"rounds to loss {low}": speed,

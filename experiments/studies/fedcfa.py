@@ -14,14 +14,15 @@ row.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ..assembly import grid, method
 from ..config import Config
 from ..folder import selection
-from ..folder.records import Record
+from ..folder.records import Line, Result
 from ..report import forms
 from . import drawings, factors, row_runs, study
 from .row_runs import RowResult
@@ -240,7 +241,7 @@ def simpson(data: str) -> list[Row]:
     return [first, *rows]
 
 
-def _evaluations(result: RowResult) -> dict[str, list[Record]]:
+def _evaluations(result: RowResult) -> dict[str, list[Line]]:
     """Column of _COLUMNS -> the selected evaluation of each seed; [] where nothing was selected.
 
     Each column has its own choice of learning rate.
@@ -248,17 +249,17 @@ def _evaluations(result: RowResult) -> dict[str, list[Record]]:
     selected = {}
     for name, of_column in _by_column(result).items():
         chosen = selection.choose(name, of_column, result.config.evaluation.select)
-        selected[name] = [run["selected"] for run in chosen.runs] if chosen else []
+        selected[name] = [run.choice for run in chosen.runs] if chosen else []
     return selected
 
 
-def _by_column(result: RowResult) -> dict[str, Any]:
+def _by_column(result: RowResult) -> dict[str, Result]:
     """The part of a row's result that belongs to each column of _COLUMNS that was run."""
     of_row = result.only.result
     found = {}
     for name, hyper in _COLUMNS[result.row.series].items():
-        if runs := [run for run in of_row["runs"] if hyper.items() <= run["hyper"].items()]:
-            found[name] = of_row | {"runs": runs}
+        if runs := [run for run in of_row.runs if hyper.items() <= run.hyper.items()]:
+            found[name] = msgspec.structs.replace(of_row, runs=runs)
     return found
 
 
@@ -295,10 +296,10 @@ def target(config: Config) -> float | None:
     return _OUR_TARGETS.get(config.data.stem)
 
 
-def rounds_to(lines: Sequence[Record], percent: float) -> float:
+def rounds_to(lines: Sequence[Line], percent: float) -> float:
     """The round of the first evaluation with at least this test accuracy, NaN if there is none."""
     lines = selection.trained(lines)
-    reached = (line["round"] for line in lines if 100 * line["test_score"] >= percent)
+    reached = (line.round for line in lines if 100 * line.test_score >= percent)
     return next(reached, np.nan)
 
 
@@ -337,7 +338,7 @@ _ROUNDS = (1, 2, 3, 5, 10, 20)  # in which Simpson's paradox shows
 
 def _in_rounds(result: RowResult) -> Cells:
     """Test accuracies after some rounds and the last; of the network before, at its end alone."""
-    by_round = [{line["round"]: line for line in lines} for lines in result.only.logs]
+    by_round = [{line.round: line for line in lines} for lines in result.only.logs]
     cells = {}
     for number in _ROUNDS:
         if number <= result.config.training.rounds:
@@ -425,9 +426,11 @@ def _title(data: str, results: Sequence[RowResult]) -> str:
     return f"{data}, {partition_name(results[0].config)}"
 
 
-_QUANTITIES: dict[str, Callable[[Record], float]] = {
-    "test accuracy in percent": lambda line: 100 * line["test_score"],
-    "mean |correlation| of factors": lambda line: line["train_metrics"]["correlation"],
+_QUANTITIES: dict[str, Callable[[Line], float]] = {
+    "test accuracy in percent": lambda line: 100 * line.test_score,
+    "mean |correlation| of factors": lambda line: (
+        (line.train_metrics or {})["correlation"] or np.nan
+    ),
 }
 
 

@@ -13,12 +13,12 @@ seed draws its environments anew.
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..folder import selection
-from ..folder.records import Line, Record
+from ..folder.records import Line, RunResult
 from ..folder.selection import RULES, Pick
 from ..report import forms
 from . import drawings, exit_strategy, study
@@ -166,35 +166,35 @@ def _accuracies(result: RowResult) -> Cells:
     rule: str = result.config.evaluation.select
     if result.config.evaluation.stop_below:
         rule = f"the stop, {len(picked)} of {len(runs)}"
-    hyper = runs[0]["hyper"]
+    hyper = runs[0].hyper
     sent = [_megabytes(run, at) for run, at in pairs]
     return {
         "selected by": rule,
         "penalty": f"{hyper['penalty']:g}" if "penalty" in hyper else "",
-        "at round": forms.spread([each["round"] for each in picked]) if picked else "",
+        "at round": forms.spread([each.round for each in picked]) if picked else "",
         **study.texts(picked, _SCORES),
-        "test at the last, %": study.percent([run["last"] for run in runs], "test_score"),
+        "test at the last, %": study.percent([run.last for run in runs], "test_score"),
         "MB sent by then": forms.spread(sent) if sent else "",
     }
 
 
-def _selected(result: RowResult) -> list[tuple[Record, Record]]:
+def _selected(result: RowResult) -> list[tuple[RunResult, study.Evaluation]]:
     """(run, its selected evaluation); of a game the stop, and only runs that stopped."""
     if not result.config.evaluation.stop_below:
-        return [(run, run["selected"]) for run in result.only.runs]
-    return [(run, run["stops"][0]) for run in result.only.runs if run["stops"][0]["round"]]
+        return [(run, run.choice) for run in result.only.runs]
+    return [(run, run.stop) for run in result.only.runs if run.stop]
 
 
-def _megabytes(run: Record, at: Record) -> float:
+def _megabytes(run: RunResult, at: study.Evaluation) -> float:
     """Megabytes sent before an evaluation, or before a stop: a game's rounds send equally many."""
-    if "bytes" in at:
-        return float(at["bytes"] / 1e6)
-    last = run["last"]
-    return float(last["bytes"] / last["played"] * at["round"] / 1e6)
+    if isinstance(at, Line):
+        return at.bytes / 1e6
+    last = run.last
+    return float(last.bytes / last.played * at.round / 1e6)
 
 
 _scores = study.scores_by_seed(
-    _SCORES, lambda result: {run["seed"]: line for run, line in _selected(result)}
+    _SCORES, lambda result: {run.seed: line for run, line in _selected(result)}
 )
 
 
@@ -219,17 +219,18 @@ def _risks_agree(line: Line) -> bool:
     The variance of a loss is that of a network whose every prediction is as sure as the whole is
     right: a (1 - a) log(a / (1 - a))^2 at an accuracy of a.
     """
-    domains = [each for each in line["domains"].values() if each["split"] == "validation"]
-    losses = [each["loss"] for each in domains]
-    if None in losses:
+    domains = [each for each in line.domains.values() if each.split == "validation"]
+    losses = [each.loss for each in domains if each.loss is not None]
+    if len(losses) < len(domains):
         return False
-    counts = np.array([each["examples"] for each in domains])
-    right = np.average([each["score"] for each in domains], weights=counts)
+    counts = np.array([each.examples for each in domains])
+    right = np.average([each.score for each in domains], weights=counts)
     if not 0 < right < 1:
         return False
     variance = right * (1 - right) * np.log(right / (1 - right)) ** 2
     mean = np.average(losses, weights=counts)
-    return bool(np.sum(counts * (losses - mean) ** 2) <= (len(domains) - 1) * variance)
+    between = float(np.sum(counts * (np.array(losses) - mean) ** 2))
+    return between <= float((len(domains) - 1) * variance)
 
 
 def _both(lines: Sequence[Line]) -> Line | None:
@@ -247,11 +248,11 @@ def _level(lines: Sequence[Line]) -> Line | None:
     after = selection.after_difference(lines)
     if first is None:
         return None
-    scores = [line["validation_score"] for line in after]
+    scores = [line.validation_score for line in after]
     for at in range(max(after.index(first), 5), len(after)):
         if np.mean(scores[at - 2 : at + 1]) >= np.mean(scores[at - 5 : at - 2]):
-            return cast(Line, after[at])
-    return cast(Line, after[-1])
+            return after[at]
+    return after[-1]
 
 
 _ENDS: dict[str, Pick] = {
@@ -279,7 +280,7 @@ def _by_end(result: RowResult) -> Cells:
             continue
         lines = [line or log[-1] for line, log in zip(found, result.only.logs, strict=True)]
         none = f", none for {found.count(None)}" if None in found else ""
-        mean = np.mean([line["played"] for line in lines])
+        mean = np.mean([line.played for line in lines])
         cells[f"{name}, %"] = f"{study.percent(lines, 'test_score')} (round {mean:.0f}{none})"
     return cells
 
@@ -297,11 +298,11 @@ def _of_domains(result: RowResult, penalty: float) -> np.ndarray | None:
     """Test accuracies [held-out domains, seeds] at one penalty; None if a run diverged."""
     tests = []
     for cell in result.cells:
-        runs = [run for run in cell.result["runs"] if run["hyper"]["penalty"] == penalty]
-        if any(run["diverged"] for run in runs):
+        runs = [run for run in cell.result.runs if run.hyper["penalty"] == penalty]
+        if any(run.diverged for run in runs):
             return None
         lines = (selection.picked_or_last(run, result.config.evaluation.select) for run in runs)
-        tests.append([line["test_score"] for line in lines])
+        tests.append([line.test_score for line in lines])
     return np.array(tests)
 
 
@@ -341,22 +342,22 @@ def _curves(result: RowResult, key: str) -> drawings.Line:
     """The curves of a row against rounds or bytes, with a dot at what each seed serves."""
     x, y = zip(*(_curve(log, key) for log in result.only.logs), strict=True)
     dots = [
-        (at["round"] if key == "round" else _megabytes(run, at), 100 * at["test_score"])
+        (at.round if key == "round" else _megabytes(run, at), 100 * at.test_score)
         for run, at in _selected(result)
     ]
     return drawings.Line(np.array(x), 100 * np.array(y), dots)
 
 
-def _curve(lines: Sequence[Record], key: str) -> tuple[np.ndarray, np.ndarray]:
+def _curve(lines: Sequence[Line], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Rounds or megabytes, and test accuracy: of every round if watched, or of evaluations."""
-    scale = 1e-6 if key == "bytes" else 1
-    if "test_by_round" in lines[-1]:
-        test = np.concatenate([line["test_by_round"] for line in lines])
-        return np.arange(1, len(test) + 1) * (scale * lines[-1][key] / lines[-1]["round"]), test
+    scale, last = 1e-6 if key == "bytes" else 1, lines[-1]
+    if last.test_by_round is not None:
+        test = np.concatenate([line.test_by_round or [] for line in lines])
+        return np.arange(1, len(test) + 1) * (scale * getattr(last, key) / last.round), test
     if key == "bytes":  # a logarithmic axis has no 0
         lines = selection.trained(lines)
-    test = np.array([line["test_score"] for line in lines])
-    return np.array([scale * line[key] for line in lines]), test
+    test = np.array([line.test_score for line in lines])
+    return np.array([scale * getattr(line, key) for line in lines]), test
 
 
 def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:

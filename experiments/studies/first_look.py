@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..folder.records import Record
 from ..report import forms
 from . import data_strips, study
 from .row_runs import RowResult
@@ -85,12 +84,9 @@ def rows(data: str) -> list[Row]:
     return found
 
 
-def served(result: RowResult) -> list[Record]:
+def served(result: RowResult) -> list[study.Evaluation]:
     """The evaluation of what each seed serves: that of the stop, else that of its rule."""
-    return [
-        run["stops"][0] if run["stops"] and run["stops"][0]["round"] else run["selected"]
-        for run in result.only.runs
-    ]
+    return [run.stop or run.choice for run in result.only.runs]
 
 
 def _columns(result: RowResult) -> Cells:
@@ -98,14 +94,14 @@ def _columns(result: RowResult) -> Cells:
     select = result.config.evaluation.select
     rule: str = "last round" if select == "last" else select
     if result.config.evaluation.stop_below:
-        stopped = sum(run["stops"][0]["round"] is not None for run in result.only.runs)
+        stopped = sum(run.stop is not None for run in result.only.runs)
         rule = f"stop, {stopped} of {len(lines)}"
     return {
         "test, %": study.percent(lines, "test_score"),
         "worst domain, %": study.percent(lines, "worst_score"),
         "training domains, %": study.percent(lines, "validation_score"),
         "selected by": rule,
-        "at round": forms.spread([line["round"] for line in lines], ".0f"),
+        "at round": forms.spread([line.round for line in lines], ".0f"),
         "MB sent": study.megabytes(result),
     }
 

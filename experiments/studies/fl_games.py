@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_inv.data import environments
 
-from ..folder.records import Record
+from ..folder.records import Line
 from ..report import forms
 from . import drawings, masks, study
 from .row_runs import RowResult
@@ -104,16 +104,21 @@ def masked(data: str) -> list[Row]:
     ]
 
 
-def _ends(result: RowResult) -> dict[int, Record]:
+def _ends(result: RowResult) -> dict[int, study.Evaluation]:
     """The evaluation at the stop of each seed that stopped, or at the end without a stop."""
     runs = result.only.runs
     if not result.config.evaluation.stop_below:
-        return {run["seed"]: run["last"] for run in runs}
-    return {run["seed"]: run["stops"][0] for run in runs if run["stops"][0]["round"]}
+        return {run.seed: run.last for run in runs}
+    return {run.seed: run.stop for run in runs if run.stop}
 
 
 _SCORES = {"test, %": "test_score", "worst domain, %": "worst_score"}
 _scores = study.scores_by_seed(_SCORES, _ends, has_last=False)
+
+
+def _watched(line: Line, kind: str) -> list[float]:
+    """The watched scores of the rounds before an evaluation. kind: train or test."""
+    return getattr(line, f"{kind}_by_round") or []
 
 
 def _columns(result: RowResult) -> Cells:
@@ -122,13 +127,13 @@ def _columns(result: RowResult) -> Cells:
     logs = result.only.logs
     ends = [*_ends(result).values()]
     if result.config.evaluation.stop_below:
-        stops = [run["stops"][0] for run in runs]
-        train = [stop["train_score"] for stop in ends]
-        when = f"{len(ends)}/{len(stops)} below {stops[0]['threshold']:g}"
+        train = [stop.train_score for stop in ends]
+        thresholds = [run.stops[0].threshold for run in runs if run.stops]
+        when = f"{len(ends)}/{len(runs)} below {thresholds[0]:g}"
     else:
-        train = [lines[-1]["train_by_round"][-1] for lines in logs]
+        train = [_watched(lines[-1], "train")[-1] for lines in logs]
         when = "at the end"
-    rounds = [each["round"] for each in ends]
+    rounds = [each.round for each in ends]
     last = study.percent(result.last, "test_score")
     continues = result.config.evaluation.after_stop == "continue"
     select = result.config.evaluation.select
@@ -159,7 +164,7 @@ def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str
     games = [one for one in results if one.is_complete and one.config.evaluation.stop_below]
     if not games:
         return "No figure: no game is left."
-    title = f"{data}, seed {games[0].only.runs[0]['seed']}"
+    title = f"{data}, seed {games[0].only.runs[0].seed}"
     panels = [_oscillation(game) for game in games]
     return drawings.lines(path, title, panels, (5.6, 2.3), columns=2, percent=True)
 
@@ -167,12 +172,12 @@ def draw_oscillation(path: Path, data: str, results: Sequence[RowResult]) -> str
 def _oscillation(result: RowResult) -> drawings.Panel:
     run = result.only.runs[0]
     log = result.only.logs[0]
-    rounds = [each["round"] for each in run["stops"]]
+    rounds = [stop.round or 0 for stop in run.stops or ()]
     continues = result.config.evaluation.after_stop == "continue"
     end = None if continues or not all(rounds) else max(rounds)
     lines = {}
     for kind, label in (("train", "training clients"), ("test", "test client")):
-        curve = [100 * value for line in log for value in line[f"{kind}_by_round"]][:end]
+        curve = [100 * value for line in log for value in _watched(line, kind)][:end]
         lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
     threshold = 100 * result.config.evaluation.stop_below[0]
     stop = rounds[0] or np.nan
@@ -183,7 +188,7 @@ def _oscillation(result: RowResult) -> drawings.Panel:
 
 
 _AT_STOPS: dict[str, Callable[[RowResult], list[float]]] = {
-    "rounds to the stop": lambda result: [end["round"] for end in _ends(result).values()],
+    "rounds to the stop": lambda result: [end.round for end in _ends(result).values()],
     "test accuracy at the stop, %": lambda result: study.percents(_ends(result).values()),
 }
 

@@ -51,7 +51,7 @@ def _cell(
     oracle = selection.choose(result.row.series, result.only.result, "oracle")
     column, _, severity = result.row.x.partition("=")
     runs = one.runs if one else []
-    lines = [run["selected"] for run in runs]
+    lines = [run.choice for run in runs]
 
     def mean(value: Callable[[Any], float]) -> float:
         return float(np.mean([value(line) for line in lines])) if lines else np.nan
@@ -62,7 +62,7 @@ def _cell(
         severity=float(severity),
         rule=rule,
         seeds=len(lines),
-        test=mean(lambda line: 100 * line["test_score"]),
+        test=mean(lambda line: 100 * line.test_score),
         tests=tuple(study.percents(lines)),
         difference=100 * difference.mean,
         low=100 * difference.low,
@@ -70,12 +70,12 @@ def _cell(
         p=p,
         word=differences.word(difference, p),
         oracle=float(np.mean(study.percents(oracle.selected))) if oracle else np.nan,
-        training_domains=mean(lambda line: 100 * line["validation_score"]),
-        worst_domain=mean(lambda line: 100 * line["worst_score"]),
-        worst_tenth=mean(lambda line: 100 * worst_tenth(line["score_by_client"] or [])),
-        megabytes=mean(lambda line: line["bytes"] / 1e6),
-        steps=mean(lambda line: line["played"] * _steps(result.config)),
-        at_round=mean(lambda line: line["played"]),
+        training_domains=mean(lambda line: 100 * line.validation_score),
+        worst_domain=mean(lambda line: 100 * line.worst_score),
+        worst_tenth=mean(lambda line: 100 * worst_tenth(line.score_by_client or [])),
+        megabytes=mean(lambda line: line.bytes / 1e6),
+        steps=mean(lambda line: line.played * _steps(result.config)),
+        at_round=mean(lambda line: line.played),
         setting=one.setting if one else "",
         runs_diverged=divergence.count(result.only.result.runs),
         is_constant=tables.is_constant(result.only.constant, _scores(runs).items()),
@@ -140,7 +140,7 @@ def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
 
 def _scores(runs: Sequence[Any]) -> dict[int, float]:
     """The selected test accuracy of each seed."""
-    return {run["seed"]: run["selected"]["test_score"] for run in runs}
+    return {run.seed: run.choice.test_score for run in runs}
 
 
 def _constants(results: Sequence[RowResult], cells: Sequence[Cell]) -> Iterator[Cell]:

@@ -57,12 +57,12 @@ class RowResult(NamedTuple):
     @property
     def selected(self) -> list[Line]:
         """The selected evaluation of each seed, of a row with a single cell."""
-        return [run["selected"] for run in self.only.runs]
+        return [run.choice for run in self.only.runs]
 
     @property
     def last(self) -> list[Line]:
         """The last evaluation of each seed, of a row with a single cell."""
-        return [run["last"] for run in self.only.runs]
+        return [run.last for run in self.only.runs]
 
     @property
     def is_complete(self) -> bool:

@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -30,6 +30,7 @@ _HERE = Path(__file__).parent
 # (path of the picture, data set, rows) -> the line to print about the picture
 Draw = Callable[[Path, str, Sequence[RowResult]], str]
 Cells = dict[str, str]  # heading -> text, of a row of a table
+Evaluation: TypeAlias = Any  # a `records.Line`, or at a stop a `records.StopRecord`
 ByHeading = dict[str, Scores]  # the scores of a row by seed, for columns of its table
 
 
@@ -119,8 +120,8 @@ def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
 def line(paper: Paper, study: Study, data: str, result: RowResult) -> Cells:
     """A line of a study's table: our results and the paper's numbers."""
     columns = study.columns if result.is_complete else paper.diverged
-    runs = [run for cell in result.cells for run in cell.result["runs"]]
-    has_diverged = any(run["diverged"] for run in runs)
+    runs = [run for cell in result.cells for run in cell.result.runs]
+    has_diverged = any(run.diverged for run in runs)
     count = {"runs diverged": divergence.count(runs)} if has_diverged else {}
     return {**columns(result), **count, **study.numbers(result, data)}
 
@@ -207,11 +208,16 @@ def scores_by_seed(
     """
 
     def of_row(result: RowResult) -> ByHeading:
-        selected = {run["seed"]: run["selected"] for run in result.only.runs}
+        selected = {run.seed: run.choice for run in result.only.runs}
         lines = (served(result) if served else selected).items()
-        found = {name: {seed: line[key] for seed, line in lines} for name, key in headings.items()}
-        last = {run["seed"]: run["last"]["test_score"] for run in result.only.runs}
-        return found | ({"test at the last, %": last} if has_last else {})
+        found: ByHeading = {
+            name: {seed: getattr(line, key) for seed, line in lines}
+            for name, key in headings.items()
+        }
+        if has_last:
+            last = {run.seed: run.last.test_score for run in result.only.runs}
+            found["test at the last, %"] = last
+        return found
 
     return of_row
 
@@ -294,9 +300,9 @@ def why_none(result: RowResult) -> str:
     return "diverged" if "diverged" in texts else "none"
 
 
-def percent(evaluations: Sequence[Any], accuracy: str) -> str:
+def percent(evaluations: Sequence[Evaluation], accuracy: str) -> str:
     """The mean and standard deviation of an accuracy over evaluations; "" if there are none."""
-    return forms.percent([each[accuracy] for each in evaluations]) if evaluations else ""
+    return forms.percent([getattr(each, accuracy) for each in evaluations]) if evaluations else ""
 
 
 def texts(evaluations: Sequence[Any], headings: Mapping[str, str]) -> Cells:
@@ -306,8 +312,8 @@ def texts(evaluations: Sequence[Any], headings: Mapping[str, str]) -> Cells:
 
 def varied(result: RowResult) -> str:
     """The selected values of the hyperparameters in which a row's runs differ."""
-    names = divergence.varied([run["hyper"] for run in result.only.result["runs"]])
-    hyper = result.only.runs[0]["hyper"]
+    names = divergence.varied([run.hyper for run in result.only.result.runs])
+    hyper = result.only.runs[0].hyper
     return ", ".join(f"{name}={hyper[name]:g}" for name in names)
 
 
@@ -318,20 +324,20 @@ def listed(values: Iterable[float]) -> str:
 
 def percents(evaluations: Iterable[Any]) -> list[float]:
     """The test accuracy of each evaluation, in percent."""
-    return [100 * each["test_score"] for each in evaluations]
+    return [100 * each.test_score for each in evaluations]
 
 
 def megabytes(result: RowResult) -> str:
     """The megabytes that clients downloaded and uploaded in a run."""
-    return forms.spread([line["bytes"] / 1e6 for line in result.last])
+    return forms.spread([line.bytes / 1e6 for line in result.last])
 
 
 def curve(
-    result: RowResult, value: Callable[[Any], float] = lambda line: 100 * line["test_score"]
+    result: RowResult, value: Callable[[Any], float] = lambda line: 100 * line.test_score
 ) -> drawings.Line:
     """A value of each evaluation of a row's only cell, by default the test accuracy in percent."""
     logs = result.only.logs
-    rounds = np.array([line["round"] for line in logs[0]])
+    rounds = np.array([line.round for line in logs[0]])
     return drawings.Line(rounds, np.array([[value(line) for line in lines] for lines in logs]))
 
 

@@ -19,7 +19,6 @@ from fedjax_inv.types import Examples
 from fedjax_inv_experiments import command_line, config, run, sheet
 from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments.assembly import clients, experiment, grid
-from fedjax_inv_experiments.folder import recorder as trained
 from fedjax_inv_experiments.report import differences
 from fedjax_inv_experiments.report import figures as drawing
 from fedjax_inv_experiments.studies import (
@@ -31,7 +30,7 @@ from fedjax_inv_experiments.studies import (
     study,
 )
 from fedjax_inv_experiments.studies.map_cells import Cell
-from runs import parsed, with_flags
+from runs import jobs, parsed, with_flags
 
 RNG = np.random.default_rng(0)
 NAN = float("nan")
@@ -168,9 +167,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_small_map_to_which_a_row_is_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_map_to_which_a_row_is_added(tmp_path: Path) -> None:
     text = study.run_all(map_table.MAP, options(tmp_path, *SMALL, "--rows=fedprox"))
     folder = tmp_path / "digits"
     first, second, constant = lines(folder / "map_some.csv")
@@ -190,18 +187,12 @@ def test_a_small_map_to_which_a_row_is_added(
     for ending in (".md", ".tex", ".png", ".pdf", "_runs.csv"):
         assert (folder / f"map_some{ending}").stat().st_size > 100
 
-    begun, train_cell = [], trained.train
-
-    def counted(job: trained.Job, *more: Any) -> Any:
-        begun.append(job.cell.algorithm)
-        return train_cell(job, *more)
-
-    monkeypatch.setattr(trained, "train", counted)
     own = "fedjax_inv.algorithms.fedavg:fedavg"
     beside = shutil.copy(folder / "map_some.csv", tmp_path / "other.csv")
     words = (*SMALL, f"--rows=fedprox,{own}", f"--beside={beside}")
-    text = study.run_all(map_table.MAP, options(tmp_path, *words))
-    assert begun == [own]  # the other rows are finished
+    with jobs() as begun:
+        text = study.run_all(map_table.MAP, options(tmp_path, *words))
+    assert [job.cell.algorithm for job in begun] == [own]  # the other rows are finished
     one, _, other, _ = lines(folder / "map_some.csv")
     assert (one["method"], other["method"]) == ("fedavg", own)
     assert one["tests"] == other["tests"]

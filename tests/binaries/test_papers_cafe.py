@@ -2,19 +2,28 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments import command_line
 from fedjax_inv_experiments.assembly import grid, method
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Domain,
+    Line,
+    Result,
+    RunRecord,
+    RunResult,
+)
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import cafe, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import RowResult
 from fedjax_inv_experiments.studies.rows import Row
 from fedjax_inv_experiments.studies.study import Cells
+from runs import line
 
 
 def test_a_label_is_one_run_in_all_studies() -> None:
@@ -44,20 +53,19 @@ def test_parts_of_cafe_are_switched_off() -> None:
     }
 
 
-def evaluation(number: int, test: float, seed: int = 0) -> dict[str, Any]:
+def evaluation(number: int, test: float, seed: int = 0) -> Line:
     """A line of a log of four clients and four classes, the last client without test examples."""
-    return {
-        "round": number,
-        "seed": seed,
-        "test_score": test,
-        "validation_score": 0.5,
-        "balanced_score": test,
-        "client_score": test,
-        "score_by_class": [test + 0.2, test + 0.1, test - 0.1, test - 0.2],
-        "score_by_client": [test, test + 0.1, test - 0.1, None],
-        "domains": {"test": {"split": "test", "loss": 1 - test}},
-        "bytes": 10**6 * number,
-    }
+    return line(
+        number,
+        seed=seed,
+        test_score=test,
+        balanced_score=test,
+        client_score=test,
+        score_by_class=[test + 0.2, test + 0.1, test - 0.1, test - 0.2],
+        score_by_client=[test, test + 0.1, test - 0.1, None],
+        domains={"test": Domain(test, 1 - test, 4, "test")},
+        bytes=10**6 * number,
+    )
 
 
 def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult:
@@ -66,18 +74,15 @@ def made_up(row: Row, seeds: Sequence[Sequence[float]], *more: str) -> RowResult
         [evaluation(10 * (i + 1), test, seed) for i, test in enumerate(tests)]
         for seed, tests in enumerate(seeds)
     ]
-    runs = [
-        {
-            "hyper": {"learning_rate": 0.01},
-            "diverged": False,
-            "by_rule": {"validation": log[-1]},
-            "selected": log[-1],
-            "last": log[-1],
-        }
-        for log in logs
-    ]
-    worse = {"diverged": True, "hyper": {"learning_rate": 0.03}}
-    result = {"cell": {"held_out": None}, "runs": [*runs, *(run | worse for run in runs)]}
+    rates = {"learning_rate": 0.01}, {"learning_rate": 0.03}
+    runs, worse = (
+        [
+            RunResult(x[-1].seed, rate, bool(bad), {"validation": x[-1]}, x[-1], selected=x[-1])
+            for x in logs
+        ]
+        for bad, rate in enumerate(rates)
+    )
+    result = Result(CellRecord("cafe", {}, None, [RunRecord(0, {})]), [*runs, *worse])
     cell = row_runs.CellResult("test", runs, logs, result)
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
@@ -90,17 +95,17 @@ def named(rows: list[Row], label: str) -> Row:
 def test_groups_are_those_that_upload_rarely_and_halves_of_a_tail() -> None:
     row = named(cafe.methods("digits"), "CAFE")
     for seed in range(4):
-        line = evaluation(10, 0.5, seed)
+        made = evaluation(10, 0.5, seed)
         plain = command_line.of_arguments(row.flags)
         rare = method.is_sparse(4, seed)
         assert rare.sum() == 2
-        groups = cafe.by_group(plain, line)
+        groups = cafe.by_group(plain, made)
         for name, mask in (("sparse clients", rare), ("frequent clients", ~rare)):
             expected = np.mean([v for v, of in zip((0.5, 0.6, 0.4), mask[:3], strict=True) if of])
             assert groups.pop(name) == pytest.approx(expected)
         assert not groups  # without a tail no class is in a minority
         tail = command_line.of_arguments([*row.flags, "--imbalance=10"])
-        groups = cafe.by_group(tail, line)
+        groups = cafe.by_group(tail, made)
         assert (groups["majority classes"], groups["minority classes"]) == pytest.approx(
             (0.65, 0.35)
         )
@@ -137,8 +142,8 @@ def test_a_table_has_groups_and_the_papers_numbers() -> None:
     done = made_up(rows["CAFE"], [[0.5]])
     nothing = done._replace(cells=[done.only._replace(runs=[])])
     assert line_of(nothing)["test, %"] == "none"  # the rate of 0.01 did not diverge
-    lost = [run | {"diverged": True} for run in done.only.result["runs"]]
-    gone = done.only._replace(runs=[], result=done.only.result | {"runs": lost})
+    lost = [msgspec.structs.replace(run, diverged=True) for run in done.only.result.runs]
+    gone = done.only._replace(runs=[], result=msgspec.structs.replace(done.only.result, runs=lost))
     assert line_of(done._replace(cells=[gone]))["test, %"] == "diverged"
 
 

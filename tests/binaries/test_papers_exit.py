@@ -10,12 +10,22 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv_experiments import command_line
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Domain,
+    Line,
+    Result,
+    RunRecord,
+    RunResult,
+)
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import drawings, exit_strategy, fedipg, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import RowResult
 from fedjax_inv_experiments.studies.rows import Row
-from runs import options, states
+from runs import line, options, states
 
+RUN = RunResult(0, {}, False, {}, line(1))
+RESULT = Result(CellRecord("fedavg", {}, "test", [RunRecord(0, {})]), [RUN])
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
     *("--watch_examples=200", "--chunk=1,1", "--clients=8"),
@@ -47,9 +57,9 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
     (row,) = row_runs.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
     chosen = command_line.of_arguments([*row.flags, "--dataset=mine.npz"])
-    domains = {"all": {"score": 0.5, "loss": 0.9, "split": "validation", "examples": 9}}
-    line = {"round": 20, "domains": domains, "train_by_round": [0.5]}
-    cell = row_runs.CellResult("test", [{}], [[line]], {})
+    domains = {"all": Domain(0.5, 0.9, 9, "validation")}
+    last = line(20, domains=domains, train_by_round=[0.5])
+    cell = row_runs.CellResult("test", [RUN], [[last]], RESULT)
     cells = exit_strategy.exit_columns(RowResult(row, chosen, [cell]))
     assert cells["rounds to loss 1.0"] == "20.0"
     assert cells["all clients, %"] == "50.0"
@@ -87,7 +97,7 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
     # Contributions are those of the checkpoint.
     (row,) = row_runs.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
     place = path.parent
-    cell = row_runs.CellResult("test", [{}], [], {}, place)
+    cell = row_runs.CellResult("test", [RUN], [], RESULT, place)
     phase = exit_strategy.phase(
         RowResult(row, command_line.of_arguments([*row.flags, *SMALL]), [cell])
     )
@@ -119,8 +129,8 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert points == {(6, values[0, 5, 0]), (6, values[0, 5, 1]), (6, values[1, 5, 1])}
     lines = [line.get_ydata() for line in axis.lines if line.get_marker() == "."]
     expected = [values[run, :, client] for client in (2, 1, 0) for run in (1, 0)]
-    for line, each in zip(lines, expected, strict=True):
-        np.testing.assert_array_equal(line, each[np.isfinite(each)])
+    for curve, each in zip(lines, expected, strict=True):
+        np.testing.assert_array_equal(curve, each[np.isfinite(each)])
 
 
 def test_the_figures_go_through_all_degrees(
@@ -134,21 +144,20 @@ def test_the_figures_go_through_all_degrees(
 
     monkeypatch.setattr(drawings, "against", against)
 
-    def evaluation(number: int, loss: float) -> dict[str, Any]:
-        validation = {"split": "validation", "examples": 9}
+    def evaluation(number: int, loss: float) -> Line:
         domains = {
-            "0": validation | {"score": 0.5, "loss": loss},
-            "15": validation | {"score": 0.7, "loss": loss + 0.2},
-            "150": validation | {"score": 0.0, "loss": 9.0},
-            "75": validation | {"score": 0.0, "loss": 0.0, "examples": 0},
-            "test": {"score": 0.0, "loss": 9.0, "split": "test", "examples": 9},
+            "0": Domain(0.5, loss, 9, "validation"),
+            "15": Domain(0.7, loss + 0.2, 9, "validation"),
+            "150": Domain(0.0, 9.0, 9, "validation"),
+            "75": Domain(0.0, 0.0, 0, "validation"),
+            "test": Domain(0.0, 9.0, 9, "test"),
         }
-        return {"round": number, "domains": domains}
+        return line(number, domains=domains)
 
     chosen = command_line.of_arguments(["--odd_angles=150"])
     # The loss is low from its first evaluation below the bound on.
     log = [evaluation(4, 3.0), evaluation(5, 0.3), evaluation(6, 3.0)]
-    cells = [row_runs.CellResult("test", [{}], [log], {})]
+    cells = [row_runs.CellResult("test", [RUN], [log], RESULT)]
     done = [RowResult(row, chosen, cells) for row in exit_strategy.leaving("digits")]
     exit_strategy.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
@@ -156,6 +165,6 @@ def test_the_figures_go_through_all_degrees(
         accuracy, rounds = drawn[f"exit_{kind}"].values()
         assert set(accuracy) == {"without it", "FedAvg", "FedAvg-exit", "FedIPG-exit"}
         for quantity, expected in ((accuracy, 60), (rounds, 5)):
-            for line in quantity.values():
-                assert [x for x, _ in line] == list(degrees)
-                np.testing.assert_allclose([each for _, each in line], expected)
+            for curve in quantity.values():
+                assert [x for x, _ in curve] == list(degrees)
+                np.testing.assert_allclose([each for _, each in curve], expected)

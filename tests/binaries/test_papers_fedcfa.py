@@ -1,7 +1,6 @@
 """The studies of FedCFA: rows, tables, and the positions of points in figures."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +9,13 @@ from matplotlib.figure import Figure
 from fedjax_inv.models.blocks import unit_range
 from fedjax_inv_experiments import command_line, config, finished
 from fedjax_inv_experiments.assembly import grid
+from fedjax_inv_experiments.folder.records import CellRecord, Line, Result, RunRecord, RunResult
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import factors, fedcfa, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import RowResult
 from fedjax_inv_experiments.studies.rows import Row
 from fedjax_inv_experiments.studies.study import Cells
-from runs import no_figures, with_flags
+from runs import line, no_figures, with_flags
 
 
 @pytest.mark.parametrize("data", ["fashion_mnist", "cifar10_resnet"])
@@ -61,24 +61,20 @@ def test_columns_are_all_that_a_row_compares(data: str) -> None:
         assert 2 * int(row.x) <= widths[chosen.network.cut - 1]
 
 
-def evaluation(number: int, test: float, validation: float = 0.5) -> dict[str, Any]:
+CELL = CellRecord("fedcfa", {}, "test", [RunRecord(0, {})])
+
+
+def evaluation(number: int, test: float, validation: float = 0.5) -> Line:
     """A line of a log."""
-    return {
-        "round": number,
-        "test_score": test,
-        "validation_score": validation,
-        "train_metrics": {"correlation": 0.1},
-        "domains": {"test": {"split": "test"}},
-        "bytes": 10**6 * number,
-    }
+    metrics = {"correlation": 0.1}
+    return line(number, validation, test_score=test, train_metrics=metrics, bytes=10**6 * number)
 
 
 def made_up(row: Row, seeds: list[list[float]], *more: str) -> RowResult:
     """A row whose runs had these test accuracies in rounds 10, 20, ..., the last of them chosen."""
     logs = [[evaluation(10 * (i + 1), test) for i, test in enumerate(each)] for each in seeds]
-    same = {"hyper": {}, "seed": 0, "diverged": False}
-    runs = [same | {"last": log[-1], "selected": log[-1]} for log in logs]
-    cell = row_runs.CellResult("test", runs, logs, {"runs": runs})
+    runs = [RunResult(0, {}, False, {"validation": x[-1]}, x[-1], selected=x[-1]) for x in logs]
+    cell = row_runs.CellResult("test", runs, logs, Result(CELL, runs))
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
@@ -88,12 +84,13 @@ def columns(row: Row, tests: dict[str, float], *more: str) -> RowResult:
     for name, test in tests.items():
         for rate in (0.01, 0.03):
             # The better one by validation is the worse one by test.
-            line = evaluation(10, test - (rate == 0.03), validation=0.5 + (rate == 0.01) / 4)
+            last = evaluation(10, test - (rate == 0.03), validation=0.5 + (rate == 0.01) / 4)
             hyper = fedcfa._COLUMNS[row.series][name] | {"learning_rate": rate}
-            selected = {"by_rule": {"validation": line}, "selected": line, "last": line}
-            runs.append({"hyper": hyper, "diverged": np.isnan(test), **selected})
-    result = {"cell": {"held_out": "test"}, "runs": runs}
-    cell = row_runs.CellResult("test", runs, [], result)
+            has_diverged = bool(np.isnan(test))
+            runs.append(
+                RunResult(0, hyper, has_diverged, {"validation": last}, last, selected=last)
+            )
+    cell = row_runs.CellResult("test", runs, [], Result(CELL, runs))
     return RowResult(row, command_line.of_arguments([*row.flags, *more]), [cell])
 
 
@@ -197,10 +194,10 @@ def test_figures_show_the_grid_the_curves_and_the_seeds(
     titles = {axis.get_title(): axis for axis in rounds.axes}
     for name, count in (("Dir60(0.2)", 2), ("Dir60(0.6)", 3)):
         lines, of = titles[name].get_lines(), [one for one in done if one.row.x == name][-count:]
-        for line, one in zip(lines, of, strict=True):
-            assert line.get_label() == one.row.series
-            first = 100 * one.only.logs[0][0]["test_score"]
-            np.testing.assert_allclose(line.get_xydata(), [[10, first], [20, 60]])
+        for curve, one in zip(lines, of, strict=True):
+            assert curve.get_label() == one.row.series
+            first = 100 * one.only.logs[0][0].test_score
+            np.testing.assert_allclose(curve.get_xydata(), [[10, first], [20, 60]])
     places = [axis.get_ylabel().partition(",")[0] for axis in seeds.axes]
     assert places == ["Dir60(0.2)", "Dir60(0.6)"]
     lines = [line for line in seeds.axes[1].get_lines() if line.get_mfc() == "white"]

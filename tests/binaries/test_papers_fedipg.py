@@ -7,7 +7,14 @@ import pytest
 
 import runs
 from fedjax_inv_experiments import command_line, config
-from fedjax_inv_experiments.folder.records import CellRecord, Domain, Line, Result, RunResult
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Domain,
+    Line,
+    Result,
+    RunResult,
+    StopRecord,
+)
 from fedjax_inv_experiments.studies import fedipg, study
 from fedjax_inv_experiments.studies.row_runs import CellResult, RowResult
 from fedjax_inv_experiments.studies.rows import Row
@@ -97,9 +104,8 @@ def test_the_rates_of_fedavg_contain_those_of_the_others(data: str) -> None:
 @pytest.mark.parametrize(("played", "sent"), [(20, 2.0), (40, 1.0), (100, 0.4)])
 def test_a_game_sends_nothing_after_its_end(played: int, sent: float) -> None:
     """2 MB until the end of the run, which stopped in round 20."""
-    run: Any = {"last": {"bytes": 2e6, "played": played}}
-    stop: Any = {"round": 20}
-    assert fedipg._megabytes(run, stop) == pytest.approx(sent)
+    run = RunResult(0, {}, False, {}, runs.line(100, ended=played, bytes=2_000_000))
+    assert fedipg._megabytes(run, StopRecord(0.6, 20)) == pytest.approx(sent)
 
 
 def test_each_penalty_has_the_mean_over_domains_of_what_the_rule_picked() -> None:

@@ -1,18 +1,25 @@
 """The first look: what its rows have in common, its table, its strips of data and its figure."""
 
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import NAMES, Config
+from fedjax_inv_experiments.folder.records import (
+    CellRecord,
+    Result,
+    RunRecord,
+    RunResult,
+    StopRecord,
+)
 from fedjax_inv_experiments.report import figures
 from fedjax_inv_experiments.studies import data_strips, drawings, first_look, row_runs, study
 from fedjax_inv_experiments.studies.row_runs import CellResult, RowResult
-from runs import others
+from runs import line, others
 
 ROWS = first_look.rows("digits")
 CONFIGS = row_runs.configs(ROWS, Path("runs"))
@@ -34,16 +41,15 @@ def test_methods_have_the_same_data_network_and_budget() -> None:
 def line_of(chosen: Config, stops: list[int | None] | None) -> study.Cells:
     """The line of a row of which some seeds stopped, with 0.9 at the stop and 0.2 at the last."""
 
-    def evaluation(test: float, round: int | None) -> dict[str, Any]:
-        scores = {"test_score": test, "worst_score": 0.1, "validation_score": 0.5}
-        return scores | {"round": round, "bytes": 3e6}
-
-    runs: list[Any] = []
+    last = line(400, test_score=0.2, worst_score=0.1, bytes=3_000_000)
+    runs = []
     for seed in range(3):
-        last = evaluation(0.2, 400)
-        run = {"seed": seed, "selected": last, "last": last, "stops": None, "diverged": False}
-        runs.append(run | ({"stops": [evaluation(0.9, stops[seed])]} if stops else {}))
-    result: Any = {"runs": runs}
+        made = RunResult(seed, {}, False, {}, last, selected=last)
+        if stops:
+            stop = StopRecord(0.6, stops[seed], 0.5, {}, 0.5, 0.9, "test", 0.1)
+            made = msgspec.structs.replace(made, stops=[stop])
+        runs.append(made)
+    result = Result(CellRecord("fl_games", {}, "0.9", [RunRecord(0, {})]), runs)
     row = RowResult(ROWS[0], chosen, [CellResult("0.9", runs, [], result)])
     return study.line(first_look.PAPER, first_look.PAPER.studies["shifts"], "digits", row)
 

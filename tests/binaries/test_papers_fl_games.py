@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedjax_inv.plan import Plan
@@ -106,20 +108,22 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
         )
     for one in (baseline, game):
         for run, lines in zip(one.only.runs, one.only.logs, strict=True):
-            assert [line["round"] for line in lines] == [0, 2, 4]
-            assert {line["seed"] for line in lines} == {run["seed"]}
+            assert [line.round for line in lines] == [0, 2, 4]
+            assert {line.seed for line in lines} == {run.seed}
 
     def of(one: row_runs.RowResult, runs: list[Any]) -> row_runs.RowResult:
         return one._replace(cells=[one.only._replace(runs=runs)])
 
     # As if the second threshold, which nothing falls below, were the first and only one.
-    runs = [run | {"stops": run["stops"][1:]} for run in game.only.runs]
+    runs = [msgspec.structs.replace(run, stops=run.stops[1:]) for run in game.only.runs]
     without = with_flags(baseline.config, stop_below=(), warm_start="clients")
-    done = [of(game, runs), baseline._replace(config=without), of(game, [])]
-    methods = fl_games.PAPER.studies["methods"]
-    first, second, third, *_ = entries(
-        forms.markdown(study.table(fl_games.PAPER, methods, "colored_digits", done).table)
-    )
+    done = [of(game, runs), baseline._replace(config=without)]
+
+    def table_of(data: str, rows: list[row_runs.RowResult]) -> pd.DataFrame:
+        return study.table(fl_games.PAPER, fl_games.PAPER.studies["methods"], data, rows).table
+
+    first, second, *_ = entries(forms.markdown(table_of("colored_digits", done)))
+    third, *_ = entries(forms.markdown(table_of("colored_digits", [of(game, [])])))
     assert first[1:6] == ["0/2 below 0.001", "> 4", "", "", ""]
     assert second[1:3] == ["at the end", "4.0 ± 0.0"]
     for row, one in ((first, game), (second, baseline)):
@@ -128,9 +132,8 @@ def test_a_small_study_is_run_once_and_shows_the_stop_and_the_end(tmp_path: Path
     assert second[4] == second[6]
     assert third[1] == "none"  # no run diverged, so the rule picked none
     # The paper's numbers stand under their headings, whatever a row has of its own.
-    cifar = study.table(fl_games.PAPER, methods, "spurious_cifar10", done).table
-    assert cifar["paper: test"][0] == "54.71±2.13"
-    assert cifar["paper: rounds"][2] == "217.6"
+    assert table_of("spurious_cifar10", done)["paper: test"][0] == "54.71±2.13"
+    assert table_of("spurious_cifar10", [of(game, [])])["paper: rounds"][0] == "217.6"
 
 
 @pytest.mark.parametrize("study_name", ["classes", "clients", "steps"])
