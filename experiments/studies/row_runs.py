@@ -1,7 +1,8 @@
 """The runs of rows: a configuration and a folder for each, and their results."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -13,14 +14,14 @@ from fedjax_inv.ahead import DEPTH, Ahead
 from fedjax_inv.checks import UsageError
 
 from .. import command_line
-from ..assembly import grid, machine, method
+from ..assembly import experiment, grid, machine, method
 from ..config import Config
 from ..errors import check_known
 from ..folder import files, log, records, run_folder, selection
 from ..folder.records import Line, Result, RunResult, Sweep
 from ..report import figures, report, run_figures, runs_csv, tables
 from ..report.differences import Tests
-from ..run import Launch, Programs, Report, prepare
+from ..run import Launch, Programs, Report, prepare, start_of
 from .rows import Row, RowsFile
 
 _RECORD = "row.json"  # in the folder of a row that has run
@@ -104,16 +105,31 @@ def configs(
         places = [f"--run_dir={folder / names[row.label]}", "--resume"]
         places += [f"--init_from={folder / row.start}"] if row.start else []
         common = ["--nonfinite=mark", *row.flags, *overrides]
-        try:
+        with _naming(row, source):
             chosen = command_line.of_arguments([*common, *row.own, *places])
             for name in chosen.method.algorithm:
                 method.check_algorithm(name)
             method.settings(chosen.method)
-        except UsageError as error:
-            at = f'{source}, row "{row.label}"' if source else row.label
-            raise UsageError(at, ..., str(error)) from None
         result.append(chosen)
     return result
+
+
+@contextlib.contextmanager
+def _naming(row: Row, source: Path | None) -> Iterator[None]:
+    """Names the row, and its file, in errors."""
+    try:
+        yield
+    except UsageError as error:
+        at = f'{source}, row "{row.label}"' if source else row.label
+        raise UsageError(at, ..., str(error)) from None
+
+
+def _check(rows: Sequence[Row], configs: Sequence[Config], source: Path) -> None:
+    """Checks with the data of the first seed that each row can run, before any of them does."""
+    for row, chosen in zip(rows, configs, strict=True):
+        if not (Path(chosen.output.run_dir) / "result.json").exists():
+            with _naming(row, source):
+                experiment.make(chosen, chosen.training.seeds[:1], start_of(chosen))
 
 
 def _folders(folder: Path, labels: Sequence[str]) -> dict[str, str]:
@@ -219,6 +235,8 @@ def compare(file: RowsFile, folder: Path, data: Sequence[str], labels: Sequence[
         run_folder.check_rows(place)
         todo[name] = rows, configs(rows, place, overrides(), file.path)
     machine.prepare(next(iter(todo.values()))[1][0].machine)
+    for rows, chosen in todo.values():
+        _check(rows, chosen, file.path)
     texts = []
     for name, (rows, chosen) in todo.items():
         results = {result.row.label: result for result in run(rows, chosen, report.write_table)}

@@ -233,6 +233,11 @@ def test_what_compare_refuses(done: Path, tmp_path: Path) -> None:
         runs.run(compare)
     with pytest.raises(UsageError, match="--rows"):
         compared(path, tmp_path / "runs", "--rows=other")
+    # A mistake that only the data show is told before the first row runs.
+    text = SMALL.replace("numbers = ", "# ") + 'held_out = "75"\n'
+    with pytest.raises(UsageError, match=r'rows\.toml, row "Ours, iid".*--held_out=75'):
+        compared(written(tmp_path, text), tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
     # Nobody's files are overwritten.
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "table.md").write_text("mine")
