@@ -122,7 +122,6 @@ METHODS = {
     "fedavg_of_4": _of_method("fedavg", 4),
     **{name: _of_method(name) for name in LISTED if name not in ("erm", "fedavg", "fl_games")},
     "fedipg_classifier": _of_method("fedipg", penalty_on="classifier"),
-    "fedipg_reverse": _of_method("fedipg", derivative="reverse_over_forward"),
     "fedipg_halves": _of_method("fedipg", estimator="halves"),
     "fl_games": _of_method("fl_games", 4),
     "fl_games_memory_5": _of_method("fl_games", 4, memory=5),

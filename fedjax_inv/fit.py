@@ -36,6 +36,7 @@ A network to start from is a model whose `init` returns it:
 Axis letters: R runs, T rounds, C clients, S slots of a cohort.
 """
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -77,67 +78,6 @@ LOCAL = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 0.0, "clip": 0.0
 _MOST = 2**31 - 1
 _EVERYONE = schedules.attending()
 _STOPS = ("thresholds", "stop_above", "end_at_stop")
-
-
-def fit(
-    algorithm: Factory,
-    model: types.Model,
-    clients: Any,
-    *,
-    rounds: int,
-    grid: Mapping[str, Sequence[Any]] | Sequence[Run] | None = None,
-    optimizer: Optimizer = optax.sgd,
-    batch_size: int | None = 32,
-    epochs: int = 1,
-    steps: int | None = None,
-    test: tuple[Tree, Tree] | None = None,
-    validation: float = 0.0,
-    schedule: Schedule = _EVERYONE,
-    evaluations: Evaluations | int = 1,
-    devices: Devices | int | None = None,
-    callbacks: Sequence[Callback | Callable[[Fitted], object]] = (acting.Progress(),),
-    **settings: Any,
-) -> Fitted:
-    """Train an algorithm on the examples of clients, for each seed and hyperparameter.
-
-    After each segment of rounds the runs are evaluated, and the callbacks act. Ctrl-C ends the
-    training after the current segment. The module describes clients, grid and settings.
-
-    Args:
-      algorithm: a factory such as `fedavg.fedavg`, called as algorithm(model, work, **settings).
-      model: the network. For classes it may have more outputs than there are classes.
-      clients: a list of (x, y) for each client, a `Dataset`, or a function of the seeds.
-      rounds: T, how many rounds to play.
-      grid: the values of each hyperparameter in a list, such as {"seed": [0, 1]}; or the runs.
-      optimizer: (learning_rate) -> the clients' optimizer, such as `optax.adam`; it is also passed
-        momentum=, unless that is 0.
-      batch_size: examples in a batch; None: all of the client's.
-      epochs: passes over the client's examples in a round.
-      steps: steps in a round, in place of passes.
-      test: (x, y) that no client holds, for evaluations.
-      validation: the part of each client's examples that is held out for evaluations.
-      schedule: (random key, C, T) -> the cohorts of all rounds [T, S], such as
-        `schedules.attending(cohort=10, dropout=0.1)`; each seed has its own key. An algorithm on
-        the pooled examples of all clients (`erm`) uses none.
-      evaluations: when and how runs are evaluated, or how many rounds lie between evaluations.
-      devices: the devices that share the runs and their clients, or their number; by default those
-        of JAX that help. A CPU is one device, unless each core becomes one before JAX starts:
-        `jax.config.update("jax_num_cpu_devices", 2)`.
-      callbacks: what acts after each evaluation (`callbacks`), or functions of the result so far;
-        if one answers True or a text, the training ends. The error of one has the result as
-        `fitted`.
-      **settings: settings of all runs, each one value.
-
-    Returns:
-      The runs, their history and their networks.
-
-    Raises:
-      UsageError: for a wrong argument, before anything is trained.
-    """
-    named: dict[str, Any] = {"grid": grid, "optimizer": optimizer, "batch_size": batch_size}
-    named |= {"epochs": epochs, "steps": steps, "test": test, "validation": validation}
-    named |= {"schedule": schedule, "evaluations": evaluations, "devices": devices}
-    return plan(algorithm, model, clients, rounds=rounds, **named, **settings).train(callbacks)
 
 
 def plan(
@@ -230,6 +170,63 @@ def plan(
     more: dict[str, Any] = {"groups": groups, "num_classes": num_classes, "task": task}
     more["own_rule"] = rule
     return Plan.of(experiment, devices, runs, *arrays, evaluations=evaluations, **more)
+
+
+def fit(
+    *arguments: Any,
+    callbacks: Sequence[Callback | Callable[[Fitted], object]] = (acting.Progress(),),
+    **named: Any,
+) -> Fitted:
+    """Train an algorithm on the examples of clients, for each seed and hyperparameter.
+
+    After each segment of rounds the runs are evaluated, and the callbacks act. Ctrl-C ends the
+    training after the current segment. The module describes clients, grid and settings.
+
+    Args:
+      algorithm: a factory such as `fedavg.fedavg`, called as algorithm(model, work, **settings).
+      model: the network. For classes it may have more outputs than there are classes.
+      clients: a list of (x, y) for each client, a `Dataset`, or a function of the seeds.
+      rounds: T, how many rounds to play.
+      grid: the values of each hyperparameter in a list, such as {"seed": [0, 1]}; or the runs.
+      optimizer: (learning_rate) -> the clients' optimizer, such as `optax.adam`; it is also passed
+        momentum=, unless that is 0.
+      batch_size: examples in a batch; None: all of the client's.
+      epochs: passes over the client's examples in a round.
+      steps: steps in a round, in place of passes.
+      test: (x, y) that no client holds, for evaluations.
+      validation: the part of each client's examples that is held out for evaluations.
+      schedule: (random key, C, T) -> the cohorts of all rounds [T, S], such as
+        `schedules.attending(cohort=10, dropout=0.1)`; each seed has its own key. An algorithm on
+        the pooled examples of all clients (`erm`) uses none.
+      evaluations: when and how runs are evaluated, or how many rounds lie between evaluations.
+      devices: the devices that share the runs and their clients, or their number; by default those
+        of JAX that help. A CPU is one device, unless each core becomes one before JAX starts:
+        `jax.config.update("jax_num_cpu_devices", 2)`.
+      callbacks: what acts after each evaluation (`callbacks`), or functions of the result so far;
+        if one answers True or a text, the training ends. The error of one has the result as
+        `fitted`.
+      **settings: settings of all runs, each one value.
+
+    Returns:
+      The runs, their history and their networks.
+
+    Raises:
+      UsageError: for a wrong argument, before anything is trained.
+    """
+    inspect.signature(fit).bind(*arguments, **named)  # whose error names no other function
+    return plan(*arguments, **named).train(callbacks)
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of `fit`: the arguments of `plan`, and callbacks."""
+    (*others, settings), own = (
+        inspect.signature(function).parameters.values() for function in (plan, fit)
+    )
+    callbacks = next(each for each in own if each.name == "callbacks")
+    return inspect.Signature([*others, callbacks, settings], return_annotation=Fitted)
+
+
+fit.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _num_domains(splits: Splits, *, pooled: bool) -> int:

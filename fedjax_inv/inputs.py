@@ -131,41 +131,10 @@ def of_runs(
     seeds = [seed for seed, _ in kinds]
     chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
 
-    def of_clients(of_seeds: Sequence[types.Federation]) -> ClientShards:
-        # On the host, where nothing is compiled for it.
-        arrays = (np.stack(each)[which] for each in zip(*(f[1:4] for f in of_seeds), strict=True))
-        return ClientShards(*map(jax.device_put, arrays))
-
-    def shared(of_seeds: Sequence[types.Federation]) -> SharedExamples:
-        return SharedExamples(*of_clients(of_seeds))
-
     trains = [split.train for split in chosen]
-    train = of_clients([*map(federations.pooled, trains)] if pooled else trains)
-    test = shared([split.test for split in chosen])
-    watched = None
-    if watch_examples:
-        rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
-        watched = Watched(
-            _first(train, watch_examples),
-            _first(test, watch_examples),
-            jnp.asarray(rounds_before, jnp.int32),
-        )
-
-    def by_run(of: Mapping[Any, Tree] | None, keys: Sequence[Any]) -> Tree | None:
-        if of is None:
-            return None
-        of_runs = (of[key] for key in keys)
-        return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *of_runs)
-
-    detailed = None
-    if num_classes:
-        # Of the test of all runs: a domain that one leaves out may lack a class.
-        by_class = [federations.by_class(splits[seed].test, num_classes) for seed in seeds]
-        test_shards = [
-            federations.test_shards(splits[seed], num_classes, seed, source=source)
-            for seed in seeds
-        ]
-        detailed = Detailed(shared(_padded(by_class)), of_clients(_padded(test_shards)))
+    train = _of_clients([*map(federations.pooled, trains)] if pooled else trains, which)
+    test = _shared([split.test for split in chosen], which)
+    targets = {at: _of_targets(each) for at, each in enumerate(trains)} if standardises else None
     return Inputs(
         hyper={
             name: jax.device_put(np.array([run.hyper[name] for run in runs], np.float32))
@@ -173,20 +142,64 @@ def of_runs(
         },
         seed=jax.device_put(np.array([run.seed for run in runs], np.int32)),
         train=train,
-        valid=of_clients([split.valid for split in chosen]),
+        valid=_of_clients([split.valid for split in chosen], which),
         test=test,
         group=jax.device_put(groups(np.stack([split.domain for split in chosen]))[which]),
-        watched=watched,
-        variables=by_run(variables, [run.seed for run in runs]),
-        detailed=detailed,
-        scaling=by_run(scaling, [(run.seed, run.left_out) for run in runs]),
-        targets=by_run({at: _of_targets(each) for at, each in enumerate(trains)}, which.tolist())
-        if standardises
-        else None,
+        watched=_watched(train, test, watch_examples, warm_start) if watch_examples else None,
+        variables=_by_run(variables, [run.seed for run in runs]),
+        detailed=_detailed(splits, seeds, num_classes, source, which) if num_classes else None,
+        scaling=_by_run(scaling, [(run.seed, run.left_out) for run in runs]),
+        targets=_by_run(targets, which.tolist()),
         unseen={
-            name: shared([split.unseen[name] for split in chosen]) for name in chosen[0].unseen
+            name: _shared([split.unseen[name] for split in chosen], which)
+            for name in chosen[0].unseen
         },
     )
+
+
+def _of_clients(different: Sequence[types.Federation], which: np.ndarray) -> ClientShards:
+    """Return the shards of each run, of which [R] tells the one of the different federations."""
+    # On the host, where nothing is compiled for it.
+    fields = zip(*(each[1:4] for each in different), strict=True)
+    return ClientShards(*(jax.device_put(np.stack(arrays)[which]) for arrays in fields))
+
+
+def _shared(different: Sequence[types.Federation], which: np.ndarray) -> SharedExamples:
+    return SharedExamples(*_of_clients(different, which))
+
+
+def _by_run(values: Mapping[Any, Tree] | None, keys: Sequence[Any]) -> Any:
+    """Return the values of the runs with these keys, each leaf with a leading R."""
+    if values is None:
+        return None
+    of_runs = (values[key] for key in keys)
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *of_runs)
+
+
+def _watched(
+    train: ClientShards,
+    test: SharedExamples,
+    count: int,
+    warm_start: Callable[[np.ndarray], int],
+) -> Watched:
+    rounds_before = [warm_start(np.asarray(sizes)) for sizes in train.size]
+    before = jnp.asarray(rounds_before, jnp.int32)
+    return Watched(_first(train, count), _first(test, count), before)
+
+
+def _detailed(
+    splits: Mapping[int, Split],
+    seeds: Sequence[int],
+    num_classes: int,
+    source: np.ndarray | None,
+    which: np.ndarray,
+) -> Detailed:
+    # Of the test of all runs: a domain that one leaves out may lack a class.
+    by_class = [federations.by_class(splits[seed].test, num_classes) for seed in seeds]
+    test_shards = [
+        federations.test_shards(splits[seed], num_classes, seed, source=source) for seed in seeds
+    ]
+    return Detailed(_shared(_padded(by_class), which), _of_clients(_padded(test_shards), which))
 
 
 def own_tests(

@@ -105,6 +105,54 @@ class _Steps(NamedTuple):
 _Batches = Callable[[types.Shard, Array], _Steps]
 
 
+# (state after a step, state before it) -> the one that the client keeps
+_Keep = Callable[[Tree, Tree], Tree]
+# (number of a step [], state, keep) -> (state after it, values to average over the steps)
+_Advance = Callable[[Array, types.Local, _Keep], tuple[types.Local, Tree]]
+# (state after all steps, sums of the values to average, their shapes)
+_Walked = tuple[types.Local, Tree, Tree]
+
+
+def _each_its_own(advance: _Advance, local: types.Local, num_steps: Array) -> _Walked:
+    """Take a client's steps in a loop of its own, which ends with its last step."""
+
+    # Traced once for its shapes and for the loop; inlined, the program is the same.
+    @partial(jax.jit, inline=True)
+    def one(index: Array, local: types.Local) -> tuple[types.Local, Tree]:
+        return advance(index, local, lambda after, before: after)
+
+    def body(index: Array, state: tuple[types.Local, Tree]) -> tuple[types.Local, Tree]:
+        local, averaged = one(index, state[0])
+        return local, jax.tree.map(jnp.add, state[1], averaged)
+
+    terms = jax.eval_shape(one, jnp.int32(0), local)[1]
+    return *jax.lax.fori_loop(0, num_steps, body, (local, _zeros(terms))), terms
+
+
+def _in_step(advance: _Advance, local: types.Local, num_steps: Array, known: int | None) -> _Walked:
+    """Take the steps of all clients together: one that has finished waits unchanged."""
+
+    @partial(jax.jit, inline=True)
+    def one(index: Array, local: types.Local, goes_on: Array) -> tuple[types.Local, Tree]:
+        # After the loop alone, a mask would keep a copy of the initial state alive.
+        return advance(index, local, lambda *states: optax.tree.where(goes_on, *states))
+
+    def body(
+        index: Array, state: tuple[types.Local, Tree, Array]
+    ) -> tuple[types.Local, Tree, Array]:
+        local, averaged = one(index, state[0], state[2])
+        # Part of the loop's state, as XLA fuses no comparison into a matmul.
+        goes_on = index + 1 < num_steps if known is None else state[2]
+        return local, jax.tree.map(jnp.add, state[1], averaged), goes_on
+
+    has_steps, turns = num_steps > 0, _most(num_steps) if known is None else known
+    terms = jax.eval_shape(one, jnp.int32(0), local, has_steps)[1]
+    # Or XLA would copy the start for whoever subtracts it from the result.
+    local = jax.lax.optimization_barrier(local)
+    local, sums, _ = jax.lax.fori_loop(0, turns, body, (local, _zeros(terms), has_steps))
+    return local, sums, terms
+
+
 def _work(
     optimizer: optax.GradientTransformation,
     plan: _Batches,
@@ -121,48 +169,27 @@ def _work(
     ) -> types.Trained:
         plan_key, steps_key = jax.random.split(key)
         num_steps, batch_at, known, fits = plan(shard, plan_key)
-        # On a CPU a client's loop ends with its last step. Elsewhere all clients share the turns,
-        # and a client that has finished waits: its steps change nothing.
-        waits = not platforms.on_cpu()
-        turns = (_most(num_steps) if known is None else known) if waits else num_steps
 
-        def one(index: Array, local: types.Local, goes_on: Array) -> tuple[types.Local, Tree]:
-            """Return (the state after the step, the values to average over the steps)."""
-
-            def if_goes_on(after: Tree, before: Tree) -> Tree:
-                """Return the state after a step, or before it for a client that has finished."""
-                # After the loop alone, a mask would keep a copy of the initial state alive.
-                return optax.tree.where(goes_on, after, before) if waits else after
-
+        def advance(index: Array, local: types.Local, keep: _Keep) -> tuple[types.Local, Tree]:
+            """Return (the state after a step, the values to average over the steps)."""
             step = grad_fn(local, batch_at(index), jax.random.fold_in(steps_key, index))
             params, stats = local.variables
             _assert_fits(step, local)
             updates, opt_state = optimizer.update(step.grads, local.opt_state, params)
             # A zero update, not the old parameters: XLA then fuses the add into the matmul.
             moved = updates, (step.metrics, step.average)
-            updates, averaged = if_goes_on(moved, optax.tree.zeros_like(moved))
-            stats, opt_state, carry = if_goes_on(
+            updates, averaged = keep(moved, optax.tree.zeros_like(moved))
+            stats, opt_state, carry = keep(
                 (step.stats, opt_state, step.carry), (stats, local.opt_state, local.carry)
             )
             variables = types.Variables(optax.apply_updates(params, updates), stats)
             return types.Local(variables, opt_state, carry), averaged
 
-        def body(
-            index: Array, state: tuple[types.Local, Tree, Array]
-        ) -> tuple[types.Local, Tree, Array]:
-            local, averaged = one(index, state[0], state[2])
-            # Part of the loop's state, as XLA fuses no comparison into a matmul.
-            goes_on = index + 1 < num_steps if waits and known is None else state[2]
-            return local, jax.tree.map(jnp.add, state[1], averaged), goes_on
-
-        # Traced once for its shapes and for the loop; inlined, the program is the same.
-        one, has_steps = jax.jit(one, inline=True), num_steps > 0
-        terms = jax.eval_shape(one, jnp.int32(0), local, has_steps)[1]
         with jax.named_scope("local_steps"):
-            if waits:  # or XLA would copy the start for whoever subtracts it from the result
-                local = jax.lax.optimization_barrier(local)
-            start = local, _zeros(terms), has_steps
-            local, sums, _ = jax.lax.fori_loop(0, turns, body, start)
+            if platforms.on_cpu():
+                local, sums, terms = _each_its_own(advance, local, num_steps)
+            else:
+                local, sums, terms = _in_step(advance, local, num_steps, known)
         count = jnp.maximum(num_steps, 1).astype(jnp.float32)
         metrics, average = jax.tree.map(lambda leaf: leaf / count, sums)
         average = _as_floats_of(terms[1], average)

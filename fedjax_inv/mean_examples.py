@@ -228,13 +228,11 @@ def side_state(
     def update(pool: Pool, sent: aggregators.Stack, delta: types.Variables) -> Pool:
         del delta
         key, shuffle = jax.random.split(jax.random.key(pool.seed))
-        x, y, real = _by_client(sent)
+        sent_rows = _by_client(sent)
         if pools:
-            place = jnp.where(real, jnp.cumsum(real) - 1, pool.averages.real.shape[0])
-            empty = optax.tree.zeros_like(pool.averages)
-            averages = tree.put(empty, place, MeanExamples(x, y, real))
+            averages = tree.compact(sent_rows, sent_rows.real, len(pool.averages.real))
         else:
-            averages = split_means(x, y, real, shuffle, rows)
+            averages = split_means(*sent_rows, shuffle, rows)
         return Pool(averages, jax.random.bits(key, dtype=jnp.uint32))
 
     return averaging.SideState(

@@ -1,4 +1,4 @@
-"""A random order of n examples, computed at single positions, without an array of length n.
+"""A random order of n examples, without an array of length n; and the ranks of scores.
 
 In round r, x and its partner (K_r - x) mod n change places iff a hash of the larger of the two,
 keyed by the round, has its top bit set. This is the swap-or-not shuffle of Hoang, Morris & Rogaway
@@ -9,10 +9,11 @@ a word of 32 bits mod n, hence some shifts are likelier than others by 1 in floo
 
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import platforms
+from fedjax_inv import platforms, tree
 from fedjax_inv.types import Array
 
 # With ideal rounds and n <= 7, the chi-square distance of the distribution of all n! orders from
@@ -57,3 +58,37 @@ def at(permutation: Permutation, position: Array, size: Array) -> Array:
     unroll = not platforms.on_cpu()
     image, _ = jax.lax.scan(swap_or_not, position, reduced, unroll=unroll)
     return image.astype(jnp.int32)
+
+
+def ranks(scores: Array) -> Array:
+    """Return the rank of each score in its row [B, F], from 0 for the lowest, int32.
+
+    Among equal scores, as -0 and 0 are, the left one ranks lower.
+    """
+    chex.assert_rank(scores, 2)
+    index = jnp.arange(scores.shape[1], dtype=jnp.int32)
+    order = _as_integers(scores)
+    if platforms.on_cpu():  # 4 to 15 times as fast as two of XLA's top_k, of 64 to 390 scores
+
+        def count(rank: Array, at: Array) -> tuple[Array, None]:
+            other = jax.lax.dynamic_slice_in_dim(order, at, 1, axis=1)
+            return rank + (other < order + (at < index)), None  # an equal one to the left, too
+
+        rank, _ = jax.lax.scan(count, jnp.zeros(scores.shape, jnp.int32), index, unroll=8)
+        return rank
+    if platforms.on_gpu():  # a sort of short rows is one kernel, a tenth of the work of counting
+        places = jnp.broadcast_to(index, scores.shape)
+        _, by_score = jax.lax.sort((order, places), num_keys=2)
+        return jax.lax.sort((by_score, places), num_keys=1)[1]
+    one, other = order[:, :, None], order[:, None, :]
+    is_lower = (other < one) | ((other == one) & (index < index[:, None]))
+    return is_lower.sum(-1, dtype=jnp.int32)
+
+
+def _as_integers(numbers: Array) -> Array:
+    """Integers in the order of floating-point numbers, and equal where they are, as -0 and 0."""
+    numbers = tree.wide(jnp.asarray(numbers))  # NumPy's float64 would name another integer
+    integer = jnp.dtype(f"int{8 * numbers.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(jnp.where(numbers == 0, 0, numbers), integer)
+    # Of negative numbers larger bits mean smaller numbers.
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(integer).max, bits)

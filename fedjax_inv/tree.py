@@ -44,6 +44,17 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
     return jax.tree.map(found, tree, values)
 
 
+def compact(tree: Tree, real: Array, size: int) -> Tree:
+    """Return leaves [size, ...] of the real rows of leaves [A, ...], in their order, then zeros.
+
+    The places of the rows, of which real [A] bool tells, are found by counting, as a sort is slow
+    on accelerators.
+    """
+    place = jnp.where(real, jnp.cumsum(real) - 1, size)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype), tree)
+    return put(zeros, place, tree)
+
+
 def scaled(factor: float | Array, tree: Tree) -> Tree:
     """Return factor [] x each leaf of floats, in the leaf's dtype, whatever the factor's is."""
     return jax.tree.map(lambda leaf: (factor * leaf).astype(leaf.dtype), tree)

@@ -241,7 +241,7 @@ TABLE: dict[str, tuple[Config, ...]] = {
         Config(
             small_normed,
             full_batch,
-            {"penalty": 0.1, "derivative": "forward_over_reverse", "server_optimizer": _ADAM},
+            {"penalty": 0.1, "server_optimizer": _ADAM},
         ),
         Config(
             cnn,

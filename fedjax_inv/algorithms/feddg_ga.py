@@ -125,7 +125,7 @@ def feddg_ga(
         return averaging.mean_loss(model, loss, variables, visit.shard, batch_size=loss_batch_size)
 
     def start(setup: types.Setup) -> Weights:
-        number = setup.has_examples.sum() * jnp.ones(())
+        number = setup.has_examples.sum().astype(float)
         return Weights(averaging.uniform_over(setup.has_examples), jnp.zeros(()), number)
 
     def train(visit: types.Visit) -> types.Reply:

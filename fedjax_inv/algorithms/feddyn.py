@@ -84,8 +84,8 @@ def feddyn(
 
     def init(setup: types.Setup) -> Drift:
         zeros = optax.tree.zeros_like(setup.variables.params)
-        number = setup.has_examples.sum() * jnp.ones(())
-        return Drift(zeros, number, setup.mean_size * jnp.ones(()))
+        number = setup.has_examples.sum().astype(float)
+        return Drift(zeros, number, jnp.asarray(setup.mean_size, float))
 
     def update(drift: Drift, present: Array, delta: types.Variables) -> Drift:
         share = present / drift.num_clients

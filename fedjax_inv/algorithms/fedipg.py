@@ -68,7 +68,6 @@ def penalised_value_and_grad(
     risk: Callable[[Tree], Any],
     penalty: float | Array,
     *,
-    derivative: str = "reverse_over_forward",
     has_aux: bool = False,
 ) -> Callable[[Tree], tuple[Any, Tree]]:
     """Return the function params -> (f, grad f), with f = R + penalty <grad R, w>^2 (Eq. 9, 30).
@@ -76,9 +75,6 @@ def penalised_value_and_grad(
     Args:
       risk: params -> a scalar; with has_aux params -> (scalar, aux).
       penalty: the weight of the penalty.
-      derivative: "forward_over_reverse" pushes w through the gradient of R, which gives grad R and
-        H w together; "reverse_over_forward" differentiates s and does the work that s and R have in
-        common once. Both give the same numbers.
       has_aux: whether the risk returns a pair. Then the function returns ((f, aux), grad f), like
         `jax.value_and_grad`.
     """
@@ -89,35 +85,18 @@ def penalised_value_and_grad(
             chex.assert_rank(value, 0)
             return _Risks(value, value, value), aux
 
-        parts, grads = _ROUTES[derivative](risks, penalty, params, EVERYTHING)
+        parts, grads = _penalised_grad(risks, penalty, params, EVERYTHING)
         value = parts.risk + penalty * parts.invariance**2
         return ((value, parts.aux) if has_aux else value), grads
 
     return value_and_grad
 
 
-def _forward_over_reverse(
+def _penalised_grad(
     risk: Risk, penalty: float | Array, params: Tree, chosen: Part
 ) -> tuple[_Parts, Tree]:
-    def whole(params: Tree) -> tuple[Array, Tree]:
-        risks, aux = risk(params)
-        return risks.whole, aux
+    """Differentiate R + penalty s^2; the work that s and R have in common is done once."""
 
-    def value_and_grad(part: Tree) -> tuple[tuple[Array, Tree], Tree]:
-        (value, aux), grads = jax.value_and_grad(whole, has_aux=True)(chosen.put(params, part))
-        return (value, grads), aux
-
-    part = chosen.get(params)
-    (value, grads), (s, products), aux = jax.jvp(value_and_grad, (part,), (part,), has_aux=True)
-    scale = 2 * penalty * s
-    penalised = optax.tree.add_scale(grads, scale, products)
-    direct = optax.tree.add_scale(chosen.get(penalised), scale, chosen.get(grads))
-    return _Parts(value, s, aux), chosen.put(penalised, direct)
-
-
-def _reverse_over_forward(
-    risk: Risk, penalty: float | Array, params: Tree, chosen: Part
-) -> tuple[_Parts, Tree]:
     def pushed(params: Tree) -> tuple[_Risks, _Risks, Tree]:
         part = chosen.get(params)
         return jax.jvp(lambda part: risk(chosen.put(params, part)), (part,), (part,), has_aux=True)
@@ -129,12 +108,6 @@ def _reverse_over_forward(
 
     grads, parts = jax.grad(objective, has_aux=True)(params)
     return parts, grads
-
-
-_ROUTES = {
-    "forward_over_reverse": _forward_over_reverse,
-    "reverse_over_forward": _reverse_over_forward,
-}
 
 
 def half_masks(mask: Array) -> tuple[Array, Array]:
@@ -154,7 +127,6 @@ def fedipg(
     penalty_on: str = "all",
     estimator: str = "square",
     scale_loss: bool = False,
-    derivative: str = "reverse_over_forward",
     loss: types.Loss = objectives.cross_entropy,
     server_optimizer: optax.GradientTransformation = optax.sgd(1.0),
     weighting: str | Weight = "size",
@@ -172,18 +144,12 @@ def fedipg(
       estimator: estimator of s^2 from a minibatch: "square", or "halves", the product of s on its
         two `half_masks`. For independent examples, and without normalisation across examples,
         "halves" is unbiased for the client's s^2, but may be negative without a lower bound: clip
-        local gradients. It leaves a batch with one real example without a penalty, and needs
-        derivative "reverse_over_forward".
+        local gradients. It leaves a batch with one real example without a penalty.
       scale_loss: whether f is divided by max(1, penalty).
-      derivative: method of `penalised_value_and_grad`, "reverse_over_forward" or
-        "forward_over_reverse".
     """
     penalty_at = penalties.schedule(penalty, warmup_rounds, warmup_penalty)
-    checks.one_of("derivative", derivative, _ROUTES)
     checks.one_of("penalty_on", penalty_on, PARTS)
     checks.one_of("estimator", estimator, ("square", "halves"))
-    if estimator == "halves":
-        checks.one_of("derivative", derivative, ("reverse_over_forward",))
 
     def gradient_from(visit: types.Visit) -> types.GradFn:
         now = penalty_at(visit.round)
@@ -198,7 +164,8 @@ def fedipg(
                 halves = (loss(outputs, batch.y, mask) for mask in half_masks(batch.mask))
                 return _Risks(whole, *halves), stats
 
-            parts, grads = _ROUTES[derivative](risks, now, variables.params, PARTS[penalty_on])
+            part = PARTS[penalty_on]
+            parts, grads = _penalised_grad(risks, now, variables.params, part)
             if scale_loss:
                 grads = optax.tree.scale(1 / jnp.maximum(1, now), grads)
             return types.Step(

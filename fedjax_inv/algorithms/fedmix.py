@@ -118,10 +118,7 @@ def _collection(mixed_inputs: Callable[[Tree], Array], rows: int) -> types.Excha
 def _all_rows(means: MeanExamples) -> MeanExamples:
     """The rows of all clients [C * rows], the real ones first."""
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), means)
-    # By counting, as a sort is slow on accelerators.
-    index, real = jnp.arange(flat.real.shape[0]), jnp.cumsum(flat.real)
-    place = jnp.where(flat.real, real - 1, real[-1] + index - real)
-    return tree.put(optax.tree.zeros_like(flat), place, flat)
+    return tree.compact(flat, flat.real, len(flat.real))
 
 
 def _gradient(

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import chex
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_inv import aggregators, averaging, objectives, tree, types
@@ -67,7 +66,7 @@ def scaffold(
 
     def init(setup: types.Setup) -> Control:
         zeros = optax.tree.zeros_like(part.get(setup.variables.params))
-        return Control(zeros, setup.has_examples.sum() * jnp.ones(()))
+        return Control(zeros, setup.has_examples.sum().astype(float))
 
     def update(control: Control, change: Tree, delta: types.Variables) -> Control:
         del delta
