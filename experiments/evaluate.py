@@ -69,7 +69,7 @@ def main(argv: list[str]) -> str:
         if values[name].present and name not in _OF_TRAIN:
             raise flag_error(name, values[name].value, "is no flag of this command")
     chosen = command_line.chosen()
-    options = evaluation.Options(
+    options = evaluation.EvaluationOptions(
         _RUN.value,
         _STATE.value,
         chosen.data.dataset if values["dataset"].present else "",

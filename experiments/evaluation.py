@@ -22,7 +22,7 @@ from .errors import check_place, flag_error
 from .finished import Runs
 from .folder import files
 from .outputs import Output
-from .predictions import Part, Predicted
+from .predictions import Predicted, Slice
 from .report import figures, forms
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
@@ -30,7 +30,7 @@ _MOST_DOMAINS = 6  # of other data, with columns in the table of cells
 _MOST_POINTS = 3000  # in the picture of values
 
 
-class Options(NamedTuple):
+class EvaluationOptions(NamedTuple):
     """The flags of this command."""
 
     run: str
@@ -56,7 +56,7 @@ class Scores(NamedTuple):
     confusion: np.ndarray | None
 
 
-def predict(runs: Runs, options: Options) -> tuple[dict[int, Predicted], list[str]]:
+def predict(runs: Runs, options: EvaluationOptions) -> tuple[dict[int, Predicted], list[str]]:
     """(the predictions of the selected runs that have the state, why others are left out)."""
     names = runs.data.dataset.classes
     metrics.check(options.metrics, runs.data.objective.kind)
@@ -81,7 +81,7 @@ def predict(runs: Runs, options: Options) -> tuple[dict[int, Predicted], list[st
     return found, [f"Not evaluated: {error}." for error in lacking]
 
 
-def _new_parts(runs: Runs, options: Options) -> list[Part]:
+def _new_parts(runs: Runs, options: EvaluationOptions) -> list[Slice]:
     """The examples of --dataset, as the networks of runs take them."""
     asked = data_sets.like(runs.config.data, options.dataset)
     extraction.check_alike(runs.config.data.dataset, options.dataset)
@@ -242,7 +242,7 @@ class Evaluation(NamedTuple):
 _SPLITS = {"unseen_domain": "unseen domain", "unseen_clients": "clients never seen"}
 
 
-def summary(evaluations: Sequence[Evaluation], options: Options) -> pd.DataFrame:
+def summary(evaluations: Sequence[Evaluation], options: EvaluationOptions) -> pd.DataFrame:
     """A row for each cell: its state and round, its scores by split, and metrics of the test.
 
     The score of a split is that of its domains together, as `Measure.over_domains` has it. Of other
@@ -290,7 +290,7 @@ class Files(NamedTuple):
     networks: Path | None  # their folder
 
 
-def _files(options: Options, folder: Path, cells: Sequence[Runs]) -> Files:
+def _files(options: EvaluationOptions, folder: Path, cells: Sequence[Runs]) -> Files:
     """The files that this command will write; raises UsageError if one must not be written."""
     parts = ["evaluation", options.state]
     parts += [Path(options.dataset).stem] if options.dataset else []
@@ -316,7 +316,7 @@ def _files(options: Options, folder: Path, cells: Sequence[Runs]) -> Files:
     return Files(picture[0].path, numbers.path, table.path if table else None, networks)
 
 
-def run(options: Options) -> str:
+def run(options: EvaluationOptions) -> str:
     """Writes the picture, the numbers and what else is asked for; returns the text to print.
 
     The cells of a folder give one table.

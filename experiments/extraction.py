@@ -39,7 +39,7 @@ _ALIKE = (
 )
 
 
-class Options(NamedTuple):
+class FeatureOptions(NamedTuple):
     """The flags of this command."""
 
     out: str
@@ -51,7 +51,7 @@ class Options(NamedTuple):
     images_at_once: int = 64
 
 
-def run(config: Config, options: Options) -> str:
+def run(config: Config, options: FeatureOptions) -> str:
     """Writes the features; returns the text to print."""
     body = _body(config, options)
     out = _place(options.out)
@@ -103,7 +103,7 @@ def run(config: Config, options: Options) -> str:
     return f"Features {list(shape)} of {config.network.model}: {out}."
 
 
-def _body(config: Config, options: Options) -> models.Body:
+def _body(config: Config, options: FeatureOptions) -> models.Body:
     """The network, with the preprocessing that flags ask for; raises UsageError for bad ones."""
     name = config.network.model
     check_known("model", name, models.BODIES)

@@ -41,7 +41,7 @@ def main(argv: list[str]) -> str:
     machine.prepare(chosen.machine)
     return extraction.run(
         chosen,
-        extraction.Options(
+        extraction.FeatureOptions(
             out=given.out,
             interpolation=given.interpolation or "",
             crop=given.crop,

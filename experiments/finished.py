@@ -20,7 +20,7 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.types import Algorithm
 
 from .assembly import experiment, factories, method, network
-from .assembly.experiment import Setup
+from .assembly.experiment import Assembly
 from .assembly.grid import Cell
 from .config import Config
 from .errors import flag_error, shown
@@ -41,10 +41,10 @@ class Runs:
     cell: Cell
     start: Provenance
     result: Result
-    read: Callable[[], Setup]  # the data, divided among clients as in training
+    read: Callable[[], Assembly]  # the data, divided among clients as in training
 
     @property
-    def data(self) -> Setup:
+    def data(self) -> Assembly:
         """The data of the runs, divided among clients as in training."""
         return self.read()
 
@@ -220,7 +220,7 @@ def open_cells(
     return sorted(cells, key=place), errors
 
 
-def _data(where: str, chosen: Config, digest: str) -> Setup:
+def _data(where: str, chosen: Config, digest: str) -> Assembly:
     """The data of runs. digest: of the data set in training."""
     if not (chosen.network.train_only and chosen.network.weights):  # of a frozen body
         # The networks come from the folder, and need no file of --weights any more.
@@ -255,7 +255,7 @@ def _alone(chosen: Config, place: str) -> Config:
     return replace(chosen, data=data, machine=one)
 
 
-def of_folder(folder: Path, state: str, assembled: Setup) -> Runs:
+def of_folder(folder: Path, state: str, assembled: Assembly) -> Runs:
     """The finished runs of a cell in its folder.
 
     assembled: the experiment, whose data are not read again if they are of all seeds.

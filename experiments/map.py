@@ -40,11 +40,11 @@ _BESIDE = flags.DEFINE_string(
 flags.adopt_module_key_flags(command_line)
 
 
-def own() -> "map_table.Own":
+def own() -> "map_table.MapFlags":
     """The flags of the map alone."""
     from .studies import map_table
 
-    return map_table.Own(tuple(_COLUMNS.value), _GRID.value, _BESIDE.value)
+    return map_table.MapFlags(tuple(_COLUMNS.value), _GRID.value, _BESIDE.value)
 
 
 @start.binary

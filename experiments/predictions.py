@@ -33,7 +33,7 @@ COLUMNS = {
 }
 
 
-class Part(NamedTuple):
+class Slice(NamedTuple):
     """M examples of one domain, split and client."""
 
     domain: str
@@ -70,7 +70,7 @@ class Predicted(NamedTuple):
         return self.outputs[is_test], self.y[is_test]
 
 
-def own_parts(runs: Runs, seed: int) -> list[Part]:
+def own_parts(runs: Runs, seed: int) -> list[Slice]:
     """The validation examples of each client, and those that no client has, as in training."""
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
@@ -80,10 +80,10 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     group = of_seeds[[*splits].index(seed)]
     data = jax.tree.map(np.asarray, assembled.data)
 
-    def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Part:
+    def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Slice:
         x = jax.tree.map(lambda a: a[rows], data.x)
         number = None if data.domain is None else data.domain[rows]
-        return Part(domain, kind, client, assembled.origin[rows], x, data.y[rows], number)
+        return Slice(domain, kind, client, assembled.origin[rows], x, data.y[rows], number)
 
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
@@ -96,7 +96,7 @@ def own_parts(runs: Runs, seed: int) -> list[Part]:
     return [*parts, *(part(test, "test", who, tested[split.owner == who]) for who in owners)]
 
 
-def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
+def new_parts(where: str, new: Dataset, old: Dataset) -> list[Slice]:
     """The parts of other data, one for each domain."""
     if old.words or new.words:
         raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
@@ -116,7 +116,7 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Part]:
     source = np.arange(len(y)) if new.source is None else new.source
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
-        parts.append(Part(name, "new", -1, source[rows], x[rows], y[rows], new.domain[rows]))
+        parts.append(Slice(name, "new", -1, source[rows], x[rows], y[rows], new.domain[rows]))
     return parts
 
 
@@ -148,7 +148,7 @@ def batches(size: int, batch: int = _BATCH) -> np.ndarray:
     return np.resize(np.arange(size), -(-size // batch) * batch).reshape(-1, batch)
 
 
-def predicted(runs: Runs, index: int, parts: Sequence[Part], *, is_new: bool = False) -> Predicted:
+def predicted(runs: Runs, index: int, parts: Sequence[Slice], *, is_new: bool = False) -> Predicted:
     """The predictions of a run for all parts that have examples.
 
     is_new: whether the parts are of other data, for which each client's own network predicts, too.
@@ -175,7 +175,7 @@ def predicted(runs: Runs, index: int, parts: Sequence[Part], *, is_new: bool = F
     return Predicted(line.seed, line.played, *joined(parts), outputs, by_client)
 
 
-def joined(parts: Sequence[Part]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+def joined(parts: Sequence[Slice]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """What is known about the examples of all parts, their targets, the numbers of domains."""
     frames = []
     for part in parts:

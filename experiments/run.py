@@ -26,7 +26,7 @@ from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
 from .assembly import experiment, factories, grid, machine
-from .assembly.experiment import Setup
+from .assembly.experiment import Assembly
 from .assembly.grid import Cell
 from .config import Config
 from .errors import check_run_dir
@@ -48,7 +48,7 @@ class FinishedCell(NamedTuple):
 
 
 # (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
-Report = Callable[[Setup, Path, Sequence[FinishedCell]], str]
+WriteReport = Callable[[Assembly, Path, Sequence[FinishedCell]], str]
 # The most programs that are kept. Linux limits the memory maps of a process, of which a program has
 # several hundred.
 _MOST_PROGRAMS = 28
@@ -66,7 +66,7 @@ class Programs:
         # The last examples that lie whole on each device of a mesh, and what they were.
         self._examples: tuple[Examples, Mesh, Examples] | None = None
 
-    def plan(self, setup: Setup, cell: Cell) -> Plan:
+    def plan(self, setup: Assembly, cell: Cell) -> Plan:
         """The plan of a cell, with its data and inputs on the devices or read from the host."""
         with self._lock:
             plan = setup.plan(cell)
@@ -89,7 +89,7 @@ class Programs:
             return plan
 
 
-def depends_on(setup: Setup, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
+def depends_on(setup: Assembly, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
     """What a cell's program depends on, by the groups of the configuration.
 
     Data, environments, partitions, the schedule of clients, seeds and the held-out domain change
@@ -161,14 +161,14 @@ def prepare(
 class Launch:
     """An experiment that is ready to run in its folder."""
 
-    setup: Setup
+    setup: Assembly
     folder: Path
     folders: Mapping[str, Path]  # of the cells, by their names
     programs: Programs
     label: str  # what lines of progress name
     is_row: bool  # of a study, whose rows are resumed without the flag
 
-    def run(self, report: Report, ahead: Ahead) -> str:
+    def run(self, report: WriteReport, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report.
 
         report: writes tables and figures.
@@ -291,7 +291,7 @@ class Launch:
             print(f"{self.folders[cell.name]}: {text}", file=sys.stderr)
             sys.exit(128 + number)
 
-    def _report(self, report: Report, results: Mapping[str, records.Result | None]) -> str:
+    def _report(self, report: WriteReport, results: Mapping[str, records.Result | None]) -> str:
         """The text of the report on all cells."""
         cells = self.setup.cells
         finished = []
@@ -311,7 +311,7 @@ def start_of(config: Config) -> experiment.InitialNetworks:
     return start
 
 
-def _folders(setup: Setup, folder: Path, in_folders: bool) -> dict[str, Path]:
+def _folders(setup: Assembly, folder: Path, in_folders: bool) -> dict[str, Path]:
     """The folder of each cell, by the cell's name."""
     if not in_folders:
         (cell,) = setup.cells

@@ -48,7 +48,7 @@ _EXPERIMENTS = (
 _showwarning = warnings.showwarning
 
 
-class Diverged(Exception):
+class Divergence(Exception):
     """A client's loss or update became NaN or infinite."""
 
 
@@ -148,7 +148,7 @@ def in_one_line() -> Iterator[None]:
         _fail(f"{where}{error.strerror}; {remedy}, what was done until then is kept", BAD_INPUT)
     except ImportError as error:
         _fail(missing(error) or _raised(error), BAD_INPUT)
-    except Diverged as error:
+    except Divergence as error:
         _fail(str(error), DIVERGED)
     except (ValueError, RuntimeError, AssertionError) as error:
         _end(error)

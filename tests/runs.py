@@ -78,7 +78,7 @@ def train(
     folder: Path | None = None,
     *,
     in_folders: bool | None = None,
-    write: launching.Report = report.write,
+    write: launching.WriteReport = report.write,
 ) -> str:
     """Runs an experiment as the command `train` does."""
     place = folder or run_folder.path_of(chosen)
@@ -206,7 +206,7 @@ def run(binary: ModuleType, *words: str) -> str:
         return binary.main.__wrapped__(others)
 
 
-def options(paper: study.Paper, *words: str) -> study.Options:
+def options(paper: study.Paper, *words: str) -> study.StudyOptions:
     """The options of a paper's command line."""
     with parsed(*words):
         return study.options(paper)

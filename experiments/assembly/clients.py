@@ -22,7 +22,7 @@ from ..config import Config, Data, Environment, Partition
 from ..errors import flag_error, in_flags, shown
 from . import data as data_sets
 
-Splits = Mapping[str | None, Mapping[int, Split]]  # by held-out domain, by seed
+SplitsByDomain = Mapping[str | None, Mapping[int, Split]]  # by held-out domain, by seed
 
 _SMALL_DRAW = 2**23  # bytes
 _SMALL = 2**26  # bytes
@@ -100,13 +100,13 @@ class Deal:
     data: Examples  # of all draws in a row, then copies with wrong labels
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
-    splits: Splits
+    splits: SplitsByDomain
 
 
 def deal(
     config: Config, made: Draws, data: Examples, validate: Mapping[str | None, str | None]
 ) -> Deal:
-    """Splits the examples among the clients, for each held-out domain and seed.
+    """SplitsByDomain the examples among the clients, for each held-out domain and seed.
 
     data: as `examples` returns them. validate: the domain of --validate by held-out domain.
     """

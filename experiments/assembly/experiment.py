@@ -34,7 +34,7 @@ InitialNetworks = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]
 
 
 @dataclass(frozen=True, eq=False)
-class Setup:
+class Assembly:
     """An experiment: its cells, its network, and the data with their splits among clients."""
 
     config: Config
@@ -46,7 +46,7 @@ class Setup:
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
-    splits: clients.Splits  # by held-out domain, by seed
+    splits: clients.SplitsByDomain  # by held-out domain, by seed
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     objective: Objective
     frozen: FrozenBody | None  # whose outputs are `data`, if `model` is the head alone
@@ -78,7 +78,7 @@ class Setup:
             lambda seeds: splits,
             rounds=training.rounds,
             grid=cell.runs,
-            schedule=method.Schedule(config.participation),
+            schedule=method.Cohorts(config.participation),
             evaluations=objective.evaluations(
                 config.evaluation,
                 training.batch_size,
@@ -151,7 +151,7 @@ class Setup:
 
 def make(
     config: Config, seeds: Sequence[int] | None = None, start: InitialNetworks | None = None
-) -> Setup:
+) -> Assembly:
     """The experiment that the flags describe; nothing is compiled.
 
     seeds: the seeds to split the data for; by default all of --seeds.
@@ -192,7 +192,7 @@ def make(
             method.check_clients(config.participation, config.training.rounds, number)
             drawn = method.slots(config.participation, number)
             aggregation.check_clients(config.aggregation, drawn, number)
-    setup = Setup(
+    setup = Assembly(
         config,
         made.loaded,
         first,
@@ -272,7 +272,7 @@ def _check_hyperparameters(
             method.of_any_size(factory, config.training, model, hyper)
 
 
-def _check_evaluations(setup: Setup) -> None:
+def _check_evaluations(setup: Assembly) -> None:
     """Raises UsageError if the flags ask for an evaluation or selection that is impossible."""
     config = setup.config
     first = setup.cells[0]
@@ -283,7 +283,7 @@ def _check_evaluations(setup: Setup) -> None:
         objective.check_classes(setup.dataset.classes, np.asarray(setup.data.y), splits)
 
 
-def _check_stream(setup: Setup, cell: Cell) -> None:
+def _check_stream(setup: Assembly, cell: Cell) -> None:
     """Raises UsageError if an algorithm or an evaluation needs all examples in one round."""
     config = setup.config
     why = "with --hold=stream"
@@ -306,7 +306,7 @@ def _flag_of_model(config: Config, variables: Variables) -> str:
     return "model" if config.network.cut < 0 else "cut"
 
 
-def _check_start(setup: Setup, cell: Cell) -> None:
+def _check_start(setup: Assembly, cell: Cell) -> None:
     """Raises UsageError if a run of a cell cannot start; nothing is computed."""
     config = setup.config
     model = setup.model

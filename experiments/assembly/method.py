@@ -320,7 +320,7 @@ def with_rule(participation: Participation, name: str, algorithm: Algorithm) -> 
         raise in_flags(error, where, {"algorithm": ""}) from None
 
 
-class Schedule:
+class Cohorts:
     """(random key, number of clients, number of rounds) -> the cohorts [T, S], for `fit`."""
 
     def __init__(self, participation: Participation) -> None:

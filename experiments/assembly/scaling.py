@@ -39,11 +39,11 @@ class Scalers:
     ) -> Mapping[tuple[int, str], Scaling]:
         """The shift and scale of each seed and domain left out."""
         keys = dict.fromkeys((run.seed, run.left_out) for run in runs)
-        return {key: self._scaling(held_out, *key) for key in keys}
+        return {key: self.scaling(held_out, *key) for key in keys}
 
     def record(self, held_out: str | None) -> dict[str, Any]:
         """The shift and scale of each seed as values of JSON, with the names of the features."""
-        of_seed = {seed: self._scaling(held_out, seed) for seed in self._splits[held_out]}
+        of_seed = {seed: self.scaling(held_out, seed) for seed in self._splits[held_out]}
         count = len(next(iter(of_seed.values())).scale)
         by_seed = {str(seed): record(self._dataset, one) for seed, one in of_seed.items()}
         return {"features": feature_names(self._dataset, count), "seeds": by_seed}
@@ -57,7 +57,8 @@ class Scalers:
         held_out, of_seed = next(iter(self._splits.items()))
         return warning(dataset, self._scaler(held_out, next(iter(of_seed))))
 
-    def _scaling(self, held_out: str | None, seed: int, left_out: str = "") -> Scaling:
+    def scaling(self, held_out: str | None, seed: int, left_out: str = "") -> Scaling:
+        """The shift and scale of a run."""
         scaler = self._scaler(held_out, seed, left_out)
         return of_scaler(self._dataset, scaler, self._standardise)
 

@@ -65,7 +65,7 @@ class Recorder:
 
     @contextlib.contextmanager
     def in_words(self) -> Iterator[None]:
-        """Turns a client's loss or update that is not finite into start.Diverged, which says more.
+        """Turns an update that is not finite into start.Divergence, which says more.
 
         With --nonfinite=stop it ends the training; the last good checkpoint stays.
         """
@@ -105,7 +105,7 @@ def _result(fitted: Fitted, cell: Cell, log: Log, measure: Measure) -> Result:
     return Result(records.CellRecord.of(cell), runs, score=measure)
 
 
-def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Diverged:
+def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Divergence:
     """The line about a client whose loss or update is not finite.
 
     saved: the round of the newest checkpoint; 0 if there is none.
@@ -114,7 +114,7 @@ def _diverged(error: Diverged, cell: Cell, saved: int) -> start.Diverged:
     run = cell.runs[error.index]
     parts = [f"seed={run.seed}", *(f"{k}={v}" for k, v in run.hyper.items())]
     setting = ", ".join(parts + [f"without {run.left_out}"] * bool(run.left_out))
-    return start.Diverged(
+    return start.Divergence(
         f"round {error.round}, client {error.client} ({cell.label}, {setting}): its loss or its "
         f"update is NaN or infinite; {kept}. Remedy: {divergence.REMEDY}; or --resume "
         "--nonfinite=drop to leave such a client out of its round from there on"

@@ -152,7 +152,7 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     note: str | None = None  # what else is known about a table whose runs left no record
 
 
-class Row(Record, frozen=True):
+class RowRecord(Record, frozen=True):
     """row.json: a row that has run in a folder."""
 
     label: str

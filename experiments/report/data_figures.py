@@ -15,7 +15,7 @@ from fedjax_inv.data import partitions, stains
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, parts_of
 
-from ..assembly.experiment import Setup
+from ..assembly.experiment import Assembly
 from ..assembly.grid import Cell
 from ..folder import summary
 from . import figures
@@ -65,7 +65,7 @@ def holders_of(cell: Cell, split: Split, is_wrong: np.ndarray) -> Holders:
     return Holders(names, [*rows, *others], [*sizes, *((0, 0, len(each)) for each in others)])
 
 
-def shown(assembled: Setup, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:
+def shown(assembled: Assembly, held_out: str | None) -> tuple[Dataset, Holders, np.ndarray, str]:
     """(data of the first seed, their holders, which rows have wrong labels, a title), for `paint`.
 
     held_out: None for the test split.
@@ -131,10 +131,12 @@ def are_vectors(dataset: Dataset) -> bool:
     return dataset.render is None and not dataset.words and getattr(dataset.x, "ndim", 0) == 2
 
 
-Counts = tuple[Sequence[str], np.ndarray]  # N names, and how many examples have each, [holders, N]
+CueCounts = tuple[
+    Sequence[str], np.ndarray
+]  # N names, and how many examples have each, [holders, N]
 
 
-def target_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> Counts:
+def target_counts(dataset: Dataset, parts: Sequence[np.ndarray]) -> CueCounts:
     """The counts of classes, of labels, or of tenths of the data set by the first value.
 
     parts: rows by holder.

@@ -29,7 +29,7 @@ Tests: TypeAlias = tuple[tuple[str, Hashable], ...]
 Scores = Mapping[int, float]
 
 
-class Column(NamedTuple):
+class ScoreColumn(NamedTuple):
     """The scores of methods: a row for each seed, a column for each method, NaN without a score."""
 
     heading: str
@@ -104,7 +104,7 @@ def word(difference: Difference, p: float) -> str:
     return BETTER if difference.mean > 0 else WORSE
 
 
-def table(columns: Sequence[Column], baseline: str = "") -> pd.DataFrame:
+def table(columns: Sequence[ScoreColumn], baseline: str = "") -> pd.DataFrame:
     """The differences of every two methods; of each pair the later method minus the earlier one.
 
     A row for each pair and column in which both have scores of two seeds and the same test
@@ -138,7 +138,7 @@ class Best(NamedTuple):
     close: frozenset[str] = frozenset()
 
 
-def best(column: Column) -> Best:
+def best(column: ScoreColumn) -> Best:
     """The best of two or more methods that have a score of each seed; none of fewer."""
     scores = column.scores.astype(float) * (1 if column.measure.higher_is_better else -1)
     scores = scores.loc[:, np.isfinite(scores).all()]

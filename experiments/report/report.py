@@ -14,7 +14,7 @@ from fedjax_inv.data.federation import parts_of
 
 from .. import finished, predictions
 from ..assembly import aggregation
-from ..assembly.experiment import Setup
+from ..assembly.experiment import Assembly
 from ..assembly.metrics import ACCURACY, LOWER_IS_BETTER
 from ..config import Config
 from ..folder import files, log, provenance, records, run_folder, selection
@@ -24,7 +24,7 @@ from . import data_figures, figures, forms, names, run_figures, runs_csv, tables
 from .forms import Part
 
 
-def write(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:
+def write(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes tables and figures, and returns the text to print. cells: in order."""
     config = assembled.config
     shown = data_figures.shown(assembled, assembled.cells[0].held_out)
@@ -34,7 +34,7 @@ def write(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:
     return write_table(assembled, folder, cells)
 
 
-def write_table(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> str:
+def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]) -> str:
     """Writes the tables, runs.csv and result.json, and returns the text to print."""
     config, title = assembled.config, _title(assembled.config)
     more: list[Part] = []
@@ -72,9 +72,9 @@ def write_table(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -
 
 def _cell(
     config: Config, cell: FinishedCell, constant: tables.Constant = MappingProxyType({})
-) -> tables.Cell:
+) -> tables.TableCell:
     """A cell for tables and figures."""
-    return tables.Cell(
+    return tables.TableCell(
         cell.label,
         cell.result,
         config.evaluation.select,
@@ -84,7 +84,7 @@ def _cell(
     )
 
 
-def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
+def _main(config: Config, cells: Sequence[tables.TableCell]) -> tables.Main | None:
     """The table that compares methods, with the numbers of --paper; None if there is none."""
     of_algorithm = dict(entry.split("=", 1) for entry in config.output.paper)
     labels = dict.fromkeys(cell.label for cell in cells)
@@ -96,7 +96,7 @@ def _main(config: Config, cells: Sequence[tables.Cell]) -> tables.Main | None:
 
 
 def _constants(
-    assembled: Setup, cells: Sequence[FinishedCell]
+    assembled: Assembly, cells: Sequence[FinishedCell]
 ) -> dict[str, dict[str, tuple[float, list[float]]]]:
     """The accuracies of answers that are always the same, for the seeds whose splits are known."""
     if assembled.objective.measure != ACCURACY or assembled.dataset.task != "classes":
@@ -113,7 +113,7 @@ def _constants(
     return found
 
 
-def _zero_shot(assembled: Setup, cells: Sequence[FinishedCell]) -> list[Part]:
+def _zero_shot(assembled: Assembly, cells: Sequence[FinishedCell]) -> list[Part]:
     """A table of the test scores of untrained class vectors: rules of selection leave out round 0.
 
     They are the mean over the seeds, whose tests may differ.
@@ -149,7 +149,7 @@ def _title(config: Config) -> str:
     return f"{config.title}, {config.network.model}, {rounds}, {seeds}"
 
 
-def _metrics(assembled: Setup, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
+def _metrics(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]) -> list[Part]:
     """Writes metrics.csv, and returns the table of --metrics: on the test and the worst domain.
 
     A line below the table names each run whose state is not there any more.

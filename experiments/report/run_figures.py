@@ -19,8 +19,8 @@ from ..folder import files, log, selection
 from ..folder.records import Line
 from ..folder.selection import Chosen
 from . import differences, figures, tables
-from .differences import Column
-from .tables import Cell
+from .differences import ScoreColumn
+from .tables import TableCell
 
 _COLUMN = 3.17
 _PAGE = 6.48  # inches, as those of tables
@@ -65,7 +65,7 @@ class Drawn(NamedTuple):
 Parts = dict[str, float]  # a run's score, by domain or client
 
 
-def write(folder: Path, cells: Sequence[Cell], title: str) -> None:
+def write(folder: Path, cells: Sequence[TableCell], title: str) -> None:
     """Writes curves.png and, if the runs have the numbers for them, domains.png and clients.png.
 
     Figures that the runs have no numbers for are deleted: all, if every cell diverged. A cell of
@@ -277,7 +277,7 @@ def draw_quantiles(axis: Axes, values: np.ndarray, labels: Sequence[str], number
 
 
 @_small
-def methods(columns: Sequence[Column], title: str, names: Mapping[str, str]) -> Figure:
+def methods(columns: Sequence[ScoreColumn], title: str, names: Mapping[str, str]) -> Figure:
     """Draws each method's mean test score with its 95% interval over seeds, a line per method.
 
     columns: the scores by each rule of selection, as `tables.by_rule`; several have a colour each.

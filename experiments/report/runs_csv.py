@@ -9,12 +9,12 @@ import pandas as pd
 
 from ..folder import files, log, selection
 from ..folder.selection import RULES
-from .tables import Cell
+from .tables import TableCell
 
 _NAMED = ("run", "seed", "round", "hyper", "domains")  # fields of a line with columns of their own
 
 
-def write(path: Path, cells: Sequence[Cell]) -> None:
+def write(path: Path, cells: Sequence[TableCell]) -> None:
     """Writes a line for each domain of each evaluation of cells, by their logs.
 
     The columns are those of the run, of its hyperparameters, and of the evaluation. `picked_by`
@@ -33,7 +33,7 @@ def write(path: Path, cells: Sequence[Cell]) -> None:
     files.write(path, frame.infer_objects().to_csv(index=False, lineterminator="\n"))
 
 
-def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
+def _rows(cell: TableCell) -> Iterator[tuple[dict[str, Any], ...]]:
     """The run, its hyperparameters, and the numbers of each domain of each evaluation."""
     result = cell.result
     selected = {rule: _selected(cell, rule) for rule in RULES}
@@ -64,7 +64,7 @@ def _rows(cell: Cell) -> Iterator[tuple[dict[str, Any], ...]]:
             yield run, {**result.cell.settings, **line.hyper}, of_domain | numbers
 
 
-def _selected(cell: Cell, rule: str) -> dict[int, int]:
+def _selected(cell: TableCell, rule: str) -> dict[int, int]:
     """The round that a rule selects, by the runs with the setting that it selects."""
     one = selection.choose(cell.label, cell.result, rule)
     rounds = [line.round for line in one.selected] if one else []

@@ -20,7 +20,7 @@ from ..folder import divergence, files, selection
 from ..folder.records import Line, Result
 from ..folder.selection import Chosen, choose, held_out_of
 from . import differences, forms
-from .differences import Column, Tests
+from .differences import ScoreColumn, Tests
 from .forms import Part, known, spread, text_of
 
 _RARE = (*UNSEEN, "unseen_name", "left_out")  # columns of few tables
@@ -46,7 +46,7 @@ RULE_HEADINGS = {
 }
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A finished cell: the runs of a method with one held-out domain."""
 
     label: str  # of the method
@@ -72,12 +72,14 @@ class Main(NamedTuple):
     """A table that compares methods."""
 
     table: pd.DataFrame
-    columns: Sequence[Column] = ()  # the scores that are compared, also those of seeds that survive
+    columns: Sequence[
+        ScoreColumn
+    ] = ()  # the scores that are compared, also those of seeds that survive
     latex: Sequence[pd.DataFrame] = ()  # for papers: the first that fits is written
     about: str = ""  # what the numbers of a paper's table are
 
 
-def names_of(cells: Iterable[Cell]) -> dict[str, str]:
+def names_of(cells: Iterable[TableCell]) -> dict[str, str]:
     """The names of methods, by their labels."""
     return {cell.label: cell.name or cell.label for cell in cells}
 
@@ -113,7 +115,9 @@ def _of_seeds(one: Chosen) -> list[dict[str, Any]]:
     return rows
 
 
-def selected(cells: Iterable[Cell], rule: str = "", *, surviving: bool = False) -> pd.DataFrame:
+def selected(
+    cells: Iterable[TableCell], rule: str = "", *, surviving: bool = False
+) -> pd.DataFrame:
     """A row for each seed of each cell, for `scores` and tables.
 
     A cell in which nothing is chosen has one row without numbers, which says why.
@@ -165,14 +169,14 @@ def _by_domain(rows: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def scores(
     rows: pd.DataFrame, measure: Measure = ACCURACY, tests: Mapping[str, Tests] | None = None
-) -> list[Column]:
+) -> list[ScoreColumn]:
     """The scores by which the main table compares methods, with a column for each.
 
     They are the test scores on each held-out domain, their mean and the worst of them, the mean on
     clients never seen, and that of the test at the last round. With a single held-out domain, its
     mean is left out, and the worst domain is the worst of all domains, those for validation, too.
 
-    rows: of `selected`. tests: as in `Column`.
+    rows: of `selected`. tests: as in `ScoreColumn`.
     """
     test = _by_domain(rows, "test")
     columns = [(name, test[name]) for name in test]  # of which one may be called mean
@@ -188,7 +192,7 @@ def scores(
     columns.append(("at the last round", _by_domain(rows, "last").mean(axis=1, skipna=False)))
     labels = rows["method"].unique()
     return [
-        Column(heading, values.unstack("method").reindex(columns=labels), measure, tests or {})
+        ScoreColumn(heading, values.unstack("method").reindex(columns=labels), measure, tests or {})
         for heading, values in columns
     ]
 
@@ -199,13 +203,13 @@ def is_constant(constant: Constant, scores: Iterable[tuple[int, float]]) -> bool
     return bool(known) and all(np.isclose(of, parts, atol=1e-6).any() for parts, of in known)
 
 
-def marks(column: Column) -> dict[str, str]:
+def marks(column: ScoreColumn) -> dict[str, str]:
     """How a column marks the best method and those close to it: method -> such as "{}"."""
     found = differences.best(column)
     return dict.fromkeys(found.best, forms.BOLD) | dict.fromkeys(found.close, forms.ITALIC)
 
 
-def marked(column: Column) -> dict[str, str]:
+def marked(column: ScoreColumn) -> dict[str, str]:
     """Mean and standard deviation of each method, marked for the best; "" without a score."""
     pattern = marks(column)
     form = known(text_of(column.measure))
@@ -224,7 +228,7 @@ def table(
 
 
 def main_table(
-    cells: Sequence[Cell],
+    cells: Sequence[TableCell],
     *,
     rules: Sequence[str] = (),
     numbers: Mapping[str, Mapping[str, str]] | None = None,
@@ -251,7 +255,7 @@ def main_table(
         for rule, column in zip(rules[1:], by_rule(cells, rules[1:]), strict=True)
     ]
 
-    def with_rules(columns: list[Column]) -> list[Column]:
+    def with_rules(columns: list[ScoreColumn]) -> list[ScoreColumn]:
         if len(domains) == 1 and further:
             columns[0] = columns[0]._replace(heading=rule_heading(rules[0]))
         return [*columns[:-1], *further, columns[-1]]
@@ -323,7 +327,7 @@ def seed_scores(chosen: Chosen) -> dict[int, float]:
     return {run.seed: run.choice.test_score for run in chosen.runs}
 
 
-def _of_rule(text: str, cell: Cell, rule: str) -> str:
+def _of_rule(text: str, cell: TableCell, rule: str) -> str:
     """The text of a method in the column of a rule: how many seeds it picks nothing for, or why."""
     one = choose(cell.label, cell.result, rule)
     if one is None:
@@ -332,7 +336,7 @@ def _of_rule(text: str, cell: Cell, rule: str) -> str:
     return f"{text} (none for {count})" if text and count else text
 
 
-def _constants(cells: Sequence[Cell]) -> dict[str, str]:
+def _constants(cells: Sequence[TableCell]) -> dict[str, str]:
     """The accuracy of always answering the most frequent class, by held-out domain.
 
     A domain in which methods differ in it, as they train on other examples, is left out.
@@ -350,7 +354,7 @@ def rule_heading(rule: str) -> str:
 
 
 def differences_table(
-    found: pd.DataFrame, columns: Sequence[Column], baseline: str = ""
+    found: pd.DataFrame, columns: Sequence[ScoreColumn], baseline: str = ""
 ) -> list[Part]:
     """The differences from the baseline, by default the first method, and how to read them.
 
@@ -398,7 +402,7 @@ def differences_table(
     return parts + (["\n".join(why)] if why else [])
 
 
-def _why_unpaired(column: Column, label: str, baseline: str) -> str:
+def _why_unpaired(column: ScoreColumn, label: str, baseline: str) -> str:
     """A line about a method with other test examples than the baseline."""
     one, other = (dict(column.tests[name]) for name in (label, baseline))
     flags = [f"--{name}" for name in {**other, **one} if one.get(name) != other.get(name)]
@@ -416,9 +420,9 @@ def domains_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
     columns = []
     for name in chosen.columns[chosen.columns.str.startswith("on ")]:
         domain = name.removeprefix("on ")
-        texts = marked(Column(domain, chosen[name].unstack(), measure)) | why.to_dict()
+        texts = marked(ScoreColumn(domain, chosen[name].unstack(), measure)) | why.to_dict()
         columns.append((f"{domain} (held out)" if domain == held_out else domain, texts))
-    columns.append(("worst domain", marked(Column("", chosen["worst"].unstack(), measure))))
+    columns.append(("worst domain", marked(ScoreColumn("", chosen["worst"].unstack(), measure))))
     return table(measure.heading(" by domain"), rows["method"].unique(), columns)
 
 
@@ -472,7 +476,9 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
     return _summary(rows, ["method", "held out"], columns, measure)
 
 
-def by_rule(cells: Sequence[Cell], rules: Sequence[str] = tuple(selection.RULES)) -> list[Column]:
+def by_rule(
+    cells: Sequence[TableCell], rules: Sequence[str] = tuple(selection.RULES)
+) -> list[ScoreColumn]:
     """The test scores of each method, by seed, at what each rule of selection picks.
 
     Of several held-out domains they are means.
@@ -486,11 +492,11 @@ def by_rule(cells: Sequence[Cell], rules: Sequence[str] = tuple(selection.RULES)
             scores = _by_domain(rows, "test").mean(axis=1, skipna=False).unstack("method")
         scores = scores.reindex(columns=rows["method"].unique())
         heading = f"{rule} (looks at the test)" if rule == "oracle" else rule
-        columns.append(Column(heading, scores, cells[0].result.score, tests))
+        columns.append(ScoreColumn(heading, scores, cells[0].result.score, tests))
     return columns
 
 
-def rules_table(cells: Sequence[Cell]) -> pd.DataFrame:
+def rules_table(cells: Sequence[TableCell]) -> pd.DataFrame:
     """The scores of `by_rule`, without rules that pick nothing in any cell."""
     why = {cell.label: selection.why_none(cell.result) for cell in cells}
     columns = [
@@ -523,7 +529,7 @@ def winners_table(chosen: Sequence[Chosen]) -> pd.DataFrame:
     return _summary(rows.rename(columns=names), [*names.values()], columns, chosen[0].measure)
 
 
-def settings_table(cells: Sequence[Cell]) -> pd.DataFrame:
+def settings_table(cells: Sequence[TableCell]) -> pd.DataFrame:
     """A row for each setting: whether it is selected, its diverged runs, and the others' scores."""
     rows = []
     for cell in cells:
@@ -552,12 +558,12 @@ def settings_table(cells: Sequence[Cell]) -> pd.DataFrame:
     return _summary(pd.DataFrame(rows), keys, columns, measure).drop(columns="number")
 
 
-def _has_grid(cells: Iterable[Cell]) -> bool:
+def _has_grid(cells: Iterable[TableCell]) -> bool:
     """Whether there are several settings."""
     return sum(len(divergence.settings(cell.result.runs)) for cell in cells) > 1
 
 
-def _diverged(cells: Sequence[Cell]) -> list[Part]:
+def _diverged(cells: Sequence[TableCell]) -> list[Part]:
     """The paragraph about diverged runs, if there are any."""
     texts = [
         f"{cell.label}, held out {cell.held_out}: {divergence.text(cell.result.runs)}."
@@ -568,7 +574,7 @@ def _diverged(cells: Sequence[Cell]) -> list[Part]:
     return ["\n".join([*texts, f"{rule} Remedy: {divergence.REMEDY}."])] if texts else []
 
 
-def _why_nothing(cells: Sequence[Cell]) -> str:
+def _why_nothing(cells: Sequence[TableCell]) -> str:
     """Why nothing was chosen in any cell."""
     runs = [run for cell in cells for run in cell.result.runs]
     if any(selection.why_none(cell.result) == "none" for cell in cells):
@@ -584,7 +590,7 @@ def _why_nothing(cells: Sequence[Cell]) -> str:
 
 def write(
     path: Path,
-    cells: Sequence[Cell],
+    cells: Sequence[TableCell],
     main: Main | None = None,
     *,
     title: str = "",
@@ -645,7 +651,7 @@ def write(
     return forms.printed([*parts, *more])
 
 
-def _details(cells: Sequence[Cell]) -> list[Part]:
+def _details(cells: Sequence[TableCell]) -> list[Part]:
     """What was selected, by which rule."""
     rows = selected(cells)
     measure = cells[0].result.score

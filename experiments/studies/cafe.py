@@ -29,7 +29,7 @@ from .rows import Row
 from .study import Cells, Study
 
 
-class Setting(NamedTuple):
+class CafeSetting(NamedTuple):
     """A data set with its network."""
 
     preset: str
@@ -38,12 +38,12 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "fashion_mnist": Setting("fashion_mnist_cafe"),
-    "fashion_mnist_lenet": Setting("fashion_mnist_cafe_lenet"),
-    "cifar10": Setting("cifar10_cafe", "0.1"),
-    "cifar10_lenet": Setting("cifar10_cafe_lenet", "0.1"),
-    "cifar100": Setting("cifar100_cafe"),
-    "digits": Setting("digits_cafe", rates=(0.003, 0.01, 0.03, 0.1)),
+    "fashion_mnist": CafeSetting("fashion_mnist_cafe"),
+    "fashion_mnist_lenet": CafeSetting("fashion_mnist_cafe_lenet"),
+    "cifar10": CafeSetting("cifar10_cafe", "0.1"),
+    "cifar10_lenet": CafeSetting("cifar10_cafe_lenet", "0.1"),
+    "cifar100": CafeSetting("cifar100_cafe"),
+    "digits": CafeSetting("digits_cafe", rates=(0.003, 0.01, 0.03, 0.1)),
 }
 
 

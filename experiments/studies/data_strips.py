@@ -20,7 +20,7 @@ _IMAGES = 8  # of a line
 _CUES = np.array([[0.34, 0.71, 0.91], [0.90, 0.62, 0.0]])
 
 
-class Panel(NamedTuple):
+class StripPanel(NamedTuple):
     """A kind of shift."""
 
     title: str
@@ -48,7 +48,7 @@ def colours(images: np.ndarray) -> np.ndarray:
     return (images @ _CUES).clip(0, 1) if images.shape[-1] == 2 else to_rgb(images)
 
 
-def draw(path: Path, panels: Sequence[Panel], methods: Sequence[str]) -> str:
+def draw(path: Path, panels: Sequence[StripPanel], methods: Sequence[str]) -> str:
     """Draws the panels side by side, and returns the line to print about the picture.
 
     methods: the names of the bars, from above.
@@ -66,7 +66,7 @@ def draw(path: Path, panels: Sequence[Panel], methods: Sequence[str]) -> str:
     return f"Figure: {path}."
 
 
-def _draw_strip(axis: Axes, panel: Panel) -> None:
+def _draw_strip(axis: Axes, panel: StripPanel) -> None:
     axis.set_title(figures.literal(panel.title), fontweight="bold")
     for line, images in enumerate(panel.strip.values()):
         for column, image in enumerate(images):
@@ -79,7 +79,7 @@ def _draw_strip(axis: Axes, panel: Panel) -> None:
     axis.set_frame_on(False)
 
 
-def _draw_bars(axis: Axes, panel: Panel, methods: Sequence[str]) -> None:
+def _draw_bars(axis: Axes, panel: StripPanel, methods: Sequence[str]) -> None:
     """Draws mean, standard deviation and a dot per seed; an empty bar would look like 0%."""
     styles = figures.styles(methods)
     for place, name in enumerate(methods):

@@ -22,7 +22,7 @@ Series = Mapping[str, Sequence[tuple[str, Sequence[float]]]]
 Points = Mapping[str, Series]  # by quantity
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A line of a panel."""
 
     x: np.ndarray  # [points], or [seeds, points]
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 class Panel(NamedTuple):
     """A panel of lines."""
 
-    lines: Mapping[str, Line]  # by label
+    lines: Mapping[str, Curve]  # by label
     title: str
     x_label: str
     y_label: str
@@ -81,7 +81,7 @@ def lines(
     return saved(figure, path, f"{title}\n{figures.over_seeds(num_seeds)}")
 
 
-def _thinned(line: Line) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(line: Curve) -> tuple[np.ndarray, np.ndarray]:
     """x [points] and y [values, points] of a line.
 
     Of a long line of several seeds a point has some rounds, so that a swing between them is in its

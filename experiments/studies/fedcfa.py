@@ -30,7 +30,7 @@ from .rows import Row
 from .study import Cells, Study
 
 
-class Setting(NamedTuple):
+class CfaSetting(NamedTuple):
     """A data set with its network."""
 
     preset: str
@@ -41,16 +41,16 @@ class Setting(NamedTuple):
 
 
 SETTINGS = {
-    "fashion_mnist": Setting("fashion_mnist_dir60", 1, {1: 200, 2: 200}),
-    "fashion_mnist_cnn": Setting("fashion_mnist_dir60_cnn", 2, {1: 8, 2: 16, 3: 64}),
-    "mnist": Setting("mnist_dir60", 1, {1: 200, 2: 200}),
-    "cifar10": Setting("cifar10_dir60", 2, {1: 8, 2: 16, 3: 64}),
+    "fashion_mnist": CfaSetting("fashion_mnist_dir60", 1, {1: 200, 2: 200}),
+    "fashion_mnist_cnn": CfaSetting("fashion_mnist_dir60_cnn", 2, {1: 8, 2: 16, 3: 64}),
+    "mnist": CfaSetting("mnist_dir60", 1, {1: 200, 2: 200}),
+    "cifar10": CfaSetting("cifar10_dir60", 2, {1: 8, 2: 16, 3: 64}),
     # The paper replaces as many of hook 4's 256 factors as of 64.
-    "cifar10_resnet": Setting("cifar10_dir60_resnet", 2, {1: 64, 2: 64, 4: 64}),
-    "digits": Setting("digits_dir10", 1, {1: 64, 2: 64}, (0.01, 0.03, 0.1, 0.3)),
-    "femnist": Setting("femnist_users", 2, {1: 32, 2: 64}),
+    "cifar10_resnet": CfaSetting("cifar10_dir60_resnet", 2, {1: 64, 2: 64, 4: 64}),
+    "digits": CfaSetting("digits_dir10", 1, {1: 64, 2: 64}, (0.01, 0.03, 0.1, 0.3)),
+    "femnist": CfaSetting("femnist_users", 2, {1: 32, 2: 64}),
     # An average of texts has the weights of all words at each place, so clients send few.
-    "sent140": Setting("sent140_users", 1, {1: 50}, rows=4),
+    "sent140": CfaSetting("sent140_users", 1, {1: 50}, rows=4),
 }
 
 
@@ -402,7 +402,7 @@ def numbers(result: RowResult, data: str) -> Cells:
 
 def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Test accuracy by round, a panel per partition and a line per method."""
-    panels: dict[str, dict[str, drawings.Line]] = {}
+    panels: dict[str, dict[str, drawings.Curve]] = {}
     for result in results:
         if result.row.series and result.is_complete:
             title = result.row.x or partition_name(result.config)

@@ -338,14 +338,14 @@ def draw_by_round(path: Path, data: str, results: Sequence[RowResult]) -> str:
     return drawings.lines(path, title, panels, (5.5, 4.4), percent=True)
 
 
-def _curves(result: RowResult, key: str) -> drawings.Line:
+def _curves(result: RowResult, key: str) -> drawings.Curve:
     """The curves of a row against rounds or bytes, with a dot at what each seed serves."""
     x, y = zip(*(_curve(log, key) for log in result.only.logs), strict=True)
     dots = [
         (at.round if key == "round" else _megabytes(run, at), 100 * at.test_score)
         for run, at in _selected(result)
     ]
-    return drawings.Line(np.array(x), 100 * np.array(y), dots)
+    return drawings.Curve(np.array(x), 100 * np.array(y), dots)
 
 
 def _curve(lines: Sequence[Line], key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -362,7 +362,7 @@ def _curve(lines: Sequence[Line], key: str) -> tuple[np.ndarray, np.ndarray]:
 
 def draw_stains(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """Fig. 7: test accuracy by round, a panel per stain."""
-    lines: dict[str, dict[str, drawings.Line]] = {}
+    lines: dict[str, dict[str, drawings.Curve]] = {}
     for result in results:
         stain, _, method = result.row.label.partition(" ")
         if result.is_complete:

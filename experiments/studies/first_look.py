@@ -20,7 +20,7 @@ from .rows import Row
 from .study import Cells, Study
 
 
-class Shift(NamedTuple):
+class LookShift(NamedTuple):
     """A kind of shift."""
 
     title: str
@@ -45,7 +45,7 @@ _PLAIN = {
     "CAFE": ("--algorithm=cafe",),
 }
 SHIFTS = {
-    "colour": Shift(
+    "colour": LookShift(
         "misleading colour",
         "first_look_colour",
         50.0,
@@ -69,8 +69,8 @@ SHIFTS = {
             "CAFE": (*_STEP, "--algorithm=cafe", "--momentum=0.9"),
         },
     ),
-    "angle": Shift("unseen angle", "first_look_rotated", 10.0, _PLAIN),
-    "labels": Shift("label skew, rare uploads", "first_look_labels", 10.0, _PLAIN),
+    "angle": LookShift("unseen angle", "first_look_rotated", 10.0, _PLAIN),
+    "labels": LookShift("label skew, rare uploads", "first_look_labels", 10.0, _PLAIN),
 }
 
 
@@ -114,7 +114,7 @@ def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
         bars = {one.row.x: study.percents(served(one)) for one in shown if one.is_complete}
         if bars:
             strip = data_strips.strip(shown[0].config)
-            panels.append(data_strips.Panel(shift.title, strip, bars, shift.chance))
+            panels.append(data_strips.StripPanel(shift.title, strip, bars, shift.chance))
     was_run = {result.row.x for result in results}
     return data_strips.draw(path, panels, [name for name in _PLAIN if name in was_run])
 

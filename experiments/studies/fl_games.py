@@ -178,7 +178,7 @@ def _oscillation(result: RowResult) -> drawings.Panel:
     lines = {}
     for kind, label in (("train", "training clients"), ("test", "test client")):
         curve = [100 * value for line in log for value in _watched(line, kind)][:end]
-        lines[label] = drawings.Line(np.arange(1, len(curve) + 1), np.array([curve]))
+        lines[label] = drawings.Curve(np.arange(1, len(curve) + 1), np.array([curve]))
     threshold = 100 * result.config.evaluation.stop_below[0]
     stop = rounds[0] or np.nan
     title = f"{result.row.label}, stop below {threshold:g}%"

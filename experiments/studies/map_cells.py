@@ -17,7 +17,7 @@ from .map_methods import FEDAVG
 from .row_runs import RowResult
 
 
-class Cell(NamedTuple):
+class MapCell(NamedTuple):
     """A line of map.csv: a method under a kind of shift. Accuracies are in percent."""
 
     method: str
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
 def _cell(
     result: RowResult, one: Chosen | None, rule: str, difference: Difference, p: float
-) -> Cell:
+) -> MapCell:
     """A cell. difference: from FedAvg. p: its p-value, corrected."""
     oracle = selection.choose(result.row.series, result.only.result, "oracle")
     column, _, severity = result.row.x.partition("=")
@@ -56,7 +56,7 @@ def _cell(
     def mean(value: Callable[[Any], float]) -> float:
         return float(np.mean([value(line) for line in lines])) if lines else np.nan
 
-    return Cell(
+    return MapCell(
         method=result.row.series,
         shift=column,
         severity=float(severity),
@@ -113,7 +113,7 @@ def _steps(config: Config) -> float:
     return played * steps
 
 
-def cells_of(results: Sequence[RowResult], rule: str = "") -> list[Cell]:
+def cells_of(results: Sequence[RowResult], rule: str = "") -> list[MapCell]:
     """The cells of a map by a rule of selection, compared with FedAvg by the rule of --select.
 
     rule: "" for that of --select, with a last row for the answer that is always the same.
@@ -143,17 +143,17 @@ def _scores(runs: Sequence[Any]) -> dict[int, float]:
     return {run.seed: run.choice.test_score for run in runs}
 
 
-def _constants(results: Sequence[RowResult], cells: Sequence[Cell]) -> Iterator[Cell]:
+def _constants(results: Sequence[RowResult], cells: Sequence[MapCell]) -> Iterator[MapCell]:
     """Cells of the answer that is always the most frequent class, beside those of FedAvg."""
     for result, cell in zip(results, cells, strict=True):
         if cell.method == FEDAVG and result.only.constant:
             tests = tuple(100 * one for one, _ in result.only.constant.values())
             mean = float(np.mean(tests))
             at = tables.CONSTANT, cell.shift, cell.severity, cell.rule
-            yield Cell(*at, len(tests), mean, tests, mean - cell.test)
+            yield MapCell(*at, len(tests), mean, tests, mean - cell.test)
 
 
-def place_of(cell: Cell) -> str:
+def place_of(cell: MapCell) -> str:
     """The kind of shift and the severity of a cell."""
     return f"{cell.shift}={cell.severity:g}"
 

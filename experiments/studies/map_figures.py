@@ -11,7 +11,7 @@ from ..report import differences
 from ..report import figures as drawing
 from ..report.names import named
 from . import drawings
-from .map_cells import Cell, heading, place_of
+from .map_cells import MapCell, heading, place_of
 from .map_columns import LISTED as SHIFTS
 from .map_methods import FEDAVG
 
@@ -29,7 +29,7 @@ RULES = {
 _MARKS = {differences.BETTER: "▲", differences.WORSE: "▼"}
 
 
-def heat_map(path: Path, data: str, cells: Sequence[Cell]) -> str:
+def heat_map(path: Path, data: str, cells: Sequence[MapCell]) -> str:
     """Draws the differences from FedAvg, a row per method and a column per kind of shift."""
     methods = list(dict.fromkeys(cell.method for cell in cells))
     places = list(dict.fromkeys(map(place_of, cells)))
@@ -56,7 +56,7 @@ def heat_map(path: Path, data: str, cells: Sequence[Cell]) -> str:
     return drawings.saved(figure, path, f"{data}: {shown}\n{_caption(cells)}", dpi=150)
 
 
-def _caption(cells: Sequence[Cell], by: str = "") -> str:
+def _caption(cells: Sequence[MapCell], by: str = "") -> str:
     """What the marks mean. by: the rule that selects FedAvg, if there are several."""
     seeds = max(cell.seeds for cell in cells)
     one = "; ° a network that always answers one class" * any(cell.is_constant for cell in cells)
@@ -68,7 +68,7 @@ def _caption(cells: Sequence[Cell], by: str = "") -> str:
     )
 
 
-def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[Cell]]) -> str:
+def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[MapCell]]) -> str:
     """Draws test accuracies by rule of selection, a panel per kind of shift, a row per method."""
     found = {(c.method, place_of(c), rule): c for rule, of in by_rule.items() for c in of}
     methods, places = ([*dict.fromkeys(at)] for at in list(zip(*found, strict=True))[:2])
@@ -103,7 +103,7 @@ def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[Cell]]) -> str:
     return drawings.saved(figure, path, title, dpi=150)
 
 
-def _write(axis: Axes, i: int, j: int, cell: Cell | None, text: str, strongest: float) -> None:
+def _write(axis: Axes, i: int, j: int, cell: MapCell | None, text: str, strongest: float) -> None:
     """Writes the text of a cell, with marks for a difference from FedAvg and for one class."""
     text += "°" * (cell is not None and cell.is_constant)
     mark = _MARKS.get(cell.word, "") if cell else ""
@@ -114,7 +114,7 @@ def _write(axis: Axes, i: int, j: int, cell: Cell | None, text: str, strongest: 
     drawn.set_fontsize(6.5 if text[:1].isalpha() else 9)
 
 
-def _text(cell: Cell | None) -> str:
+def _text(cell: MapCell | None) -> str:
     """The difference from FedAvg, of FedAvg the accuracy, or why there is none."""
     if cell is None:
         return "not run"
@@ -129,7 +129,7 @@ def _text(cell: Cell | None) -> str:
     return text
 
 
-def by_severity(path: Path, data: str, cells: Sequence[Cell]) -> str:
+def by_severity(path: Path, data: str, cells: Sequence[MapCell]) -> str:
     """Draws accuracy against severity, a panel per kind of shift and a line per method."""
     panels = []
     for column in dict.fromkeys(cell.shift for cell in cells):
@@ -141,7 +141,7 @@ def by_severity(path: Path, data: str, cells: Sequence[Cell]) -> str:
             at = [severity for severity in places if of.get(severity)]
             if at:
                 x = np.array([places.index(severity) for severity in at])
-                lines[method] = drawings.Line(x, np.array([of[severity] for severity in at]).T)
+                lines[method] = drawings.Curve(x, np.array([of[severity] for severity in at]).T)
         names = [f"{at:g}" for at in places]
         title = SHIFTS[column].title
         panels.append(drawings.Panel(lines, title, "severity", "test accuracy, %", x_names=names))

@@ -18,7 +18,7 @@ RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 FEW_RATES = (0.05, 0.2, 0.7)
 
 
-class Method(NamedTuple):
+class MapMethod(NamedTuple):
     """A row of the map."""
 
     algorithm: str
@@ -44,57 +44,59 @@ class Method(NamedTuple):
 
 FEDAVG = "fedavg"  # the method with which the others are compared
 
-LISTED: dict[str, Method] = {
-    FEDAVG: Method("fedavg"),
+LISTED: dict[str, MapMethod] = {
+    FEDAVG: MapMethod("fedavg"),
     # As many steps a round as one client, on as many examples as all clients together.
-    "erm": Method("erm", settings=("--batch_size={POOLED}",)),
-    "fedavg-momentum": Method("fedavg", momentum=0.9),
-    "fedavg-adam": Method("fedavg", settings=_ADAM),
-    "fedprox": Method("fedprox", "proximal", (0.01, 0.1, 1.0)),
-    "scaffold": Method("scaffold"),
-    "fedpvr": Method("fedpvr"),
-    "fednova": Method("fednova"),
+    "erm": MapMethod("erm", settings=("--batch_size={POOLED}",)),
+    "fedavg-momentum": MapMethod("fedavg", momentum=0.9),
+    "fedavg-adam": MapMethod("fedavg", settings=_ADAM),
+    "fedprox": MapMethod("fedprox", "proximal", (0.01, 0.1, 1.0)),
+    "scaffold": MapMethod("scaffold"),
+    "fedpvr": MapMethod("fedpvr"),
+    "fednova": MapMethod("fednova"),
     # It minimises the mean over examples, as FedAvg does; its paper's is the mean over clients.
-    "feddyn": Method("feddyn", "alpha", (0.01, 0.1, 1.0), ("--set=weighting=size",)),
-    "qfedavg": Method("qfedavg", "q", (0.1, 0.5, 2.0)),
-    "afl": Method("afl", "step_size", (0.01, 0.1, 1.0)),
-    "vrex": Method("vrex", "beta", (0.1, 1.0, 10.0)),
-    "vrex-large": Method("vrex", "beta", (10.0, 30.0, 100.0), _LARGE),
-    "fedgma": Method("fedgma", "agreement", (0.2, 0.4, 0.8)),
-    "fedomg": Method("fedomg", "kappa", (0.2, 0.5, 1.0)),
-    "feddg_ga": Method("feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)),
-    "fedsam": Method("fedsam", "rho", (0.02, 0.1, 0.5)),
-    "fedsr": Method("fedsr", "l2r", (0.01, 0.1, 1.0)),
-    "fedmix": Method("fedmix", "ratio", (0.05, 0.1, 0.2)),
-    "moon": Method("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
-    "fedproto": Method("fedproto", "penalty", (0.1, 1.0, 10.0)),
-    "fedcfa": Method("fedcfa", "positive_weight", (0.5, 1.0, 5.0)),
-    "cafe": Method("cafe", "alpha", (0.0, 0.2, 0.5), momentum=0.9),  # it needs momentum
-    "fediir": Method("fediir", "penalty", (0.001, 0.01, 0.1)),
-    "fedipg": Method("fedipg", "penalty", (0.001, 0.01, 0.1)),
-    "fedipg-large": Method(
+    "feddyn": MapMethod("feddyn", "alpha", (0.01, 0.1, 1.0), ("--set=weighting=size",)),
+    "qfedavg": MapMethod("qfedavg", "q", (0.1, 0.5, 2.0)),
+    "afl": MapMethod("afl", "step_size", (0.01, 0.1, 1.0)),
+    "vrex": MapMethod("vrex", "beta", (0.1, 1.0, 10.0)),
+    "vrex-large": MapMethod("vrex", "beta", (10.0, 30.0, 100.0), _LARGE),
+    "fedgma": MapMethod("fedgma", "agreement", (0.2, 0.4, 0.8)),
+    "fedomg": MapMethod("fedomg", "kappa", (0.2, 0.5, 1.0)),
+    "feddg_ga": MapMethod(
+        "feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)
+    ),
+    "fedsam": MapMethod("fedsam", "rho", (0.02, 0.1, 0.5)),
+    "fedsr": MapMethod("fedsr", "l2r", (0.01, 0.1, 1.0)),
+    "fedmix": MapMethod("fedmix", "ratio", (0.05, 0.1, 0.2)),
+    "moon": MapMethod("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
+    "fedproto": MapMethod("fedproto", "penalty", (0.1, 1.0, 10.0)),
+    "fedcfa": MapMethod("fedcfa", "positive_weight", (0.5, 1.0, 5.0)),
+    "cafe": MapMethod("cafe", "alpha", (0.0, 0.2, 0.5), momentum=0.9),  # it needs momentum
+    "fediir": MapMethod("fediir", "penalty", (0.001, 0.01, 0.1)),
+    "fedipg": MapMethod("fedipg", "penalty", (0.001, 0.01, 0.1)),
+    "fedipg-large": MapMethod(
         "fedipg", "penalty", (1.0, 100.0, 10000.0), ("--set=penalty_on=classifier", *_LARGE)
     ),
     # With the length that a round has (step_size=none) all clients leave at most rates.
-    "exit_strategy": Method(
+    "exit_strategy": MapMethod(
         "exit_strategy", "step_size", (0.01, 0.1, 1.0), ("--set=pretraining_rounds=10",)
     ),
     # They use the domains inside of clients, or of all pooled examples.
-    "irm-pooled": Method(
+    "irm-pooled": MapMethod(
         "irm", "penalty", (1.0, 100.0, 10000.0), (*_LARGE, "--pooled", "--batch_size={POOLED}")
     ),
-    "irm": Method("irm", "penalty", (0.1, 1.0, 10.0), _LATE),
-    "vrex_domains": Method("vrex_domains", "penalty", (1.0, 10.0, 100.0), _LATE),
-    "group_dro": Method("group_dro", "step_size", (0.01, 0.1, 1.0)),
-    "coral": Method("coral", "penalty", (0.1, 1.0, 10.0)),
-    "mmd": Method("mmd", "penalty", (0.01, 0.1, 1.0)),
-    "fish": Method("fish", "meta_rate", (0.2, 0.5, 1.0)),
-    "fishr": Method("fishr", "penalty", (10.0, 100.0, 1000.0)),
-    "fl_games": Method("fl_games", settings=("--cut=0",)),  # each player trains a whole network
+    "irm": MapMethod("irm", "penalty", (0.1, 1.0, 10.0), _LATE),
+    "vrex_domains": MapMethod("vrex_domains", "penalty", (1.0, 10.0, 100.0), _LATE),
+    "group_dro": MapMethod("group_dro", "step_size", (0.01, 0.1, 1.0)),
+    "coral": MapMethod("coral", "penalty", (0.1, 1.0, 10.0)),
+    "mmd": MapMethod("mmd", "penalty", (0.01, 0.1, 1.0)),
+    "fish": MapMethod("fish", "meta_rate", (0.2, 0.5, 1.0)),
+    "fishr": MapMethod("fishr", "penalty", (10.0, 100.0, 1000.0)),
+    "fl_games": MapMethod("fl_games", settings=("--cut=0",)),  # each player trains a whole network
 }
 
 
-def of_names(names: Sequence[str], grid: str = "") -> dict[str, Method]:
+def of_names(names: Sequence[str], grid: str = "") -> dict[str, MapMethod]:
     """The methods of --rows by name, FedAvg first; all if there are no names, or for "all".
 
     A name with a colon is a factory of one's own, package.module:factory, with its defaults but for
@@ -111,7 +113,7 @@ def of_names(names: Sequence[str], grid: str = "") -> dict[str, Method]:
         if name == "all":
             found |= LISTED
         elif ":" in name:
-            found[name] = Method(name, *own)
+            found[name] = MapMethod(name, *own)
         else:
             check_known("rows", name, [*LISTED, "all", "package.module:factory"])
             found[name] = LISTED[name]

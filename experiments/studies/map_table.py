@@ -17,20 +17,20 @@ from ..errors import check_known, flag_error
 from ..folder import files
 from ..report import differences, forms, runs_csv, tables
 from . import map_figures, map_methods, study
-from .map_cells import Cell, cells_of, heading, place_of
+from .map_cells import MapCell, cells_of, heading, place_of
 from .map_columns import LISTED as SHIFTS
 from .map_columns import Shift
 from .map_methods import FEDAVG
 from .row_runs import RowResult
 from .rows import Row
-from .study import Options, Study
+from .study import Study, StudyOptions
 
 # Data set -> the unseen domain of data that have domains of their own.
 DATA = {"digits": "", "mnist": "", "fashion_mnist": "", "pacs": "sketch"}
 _BEST = 3  # methods beside FedAvg in the curves by severity
 
 
-class Own(NamedTuple):
+class MapFlags(NamedTuple):
     """The flags of the map besides those of every study."""
 
     columns: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def flags_of(data: str, shift: Shift, severity: float) -> tuple[str, ...]:
 def row(
     data: str,
     name: str,
-    method: map_methods.Method,
+    method: map_methods.MapMethod,
     column: str,
     severity: float,
     overrides: Sequence[str] = (),
@@ -87,7 +87,7 @@ def _terms(words: tuple[str, ...]) -> tuple[int, int]:
 def _rows(
     data: str,
     study: str,
-    found: Mapping[str, map_methods.Method] = map_methods.LISTED,
+    found: Mapping[str, map_methods.MapMethod] = map_methods.LISTED,
     columns: Sequence[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Row]:
@@ -103,7 +103,7 @@ def _rows(
     ]
 
 
-def select(data: str, options: Options) -> list[Row]:
+def select(data: str, options: StudyOptions) -> list[Row]:
     """The rows of --rows and --columns."""
     names = options.rows
     if options.study == "severity" and not names:
@@ -112,7 +112,7 @@ def select(data: str, options: Options) -> list[Row]:
     return _rows(data, options.study, found, options.own.columns, options.overrides)
 
 
-def write(path: Path, rows: list[RowResult], options: Options) -> str:
+def write(path: Path, rows: list[RowResult], options: StudyOptions) -> str:
     """Writes the map as csv, Markdown and LaTeX, and returns the text to print."""
     cells = cells_of(rows)
     # Before the new file, which may replace it.
@@ -128,13 +128,13 @@ def write(path: Path, rows: list[RowResult], options: Options) -> str:
     return tables.write(path, finished, tables.Main(table(cells)), caption=CAPTION, more=more)
 
 
-def by_rule(rows: Sequence[RowResult]) -> dict[str, list[Cell]]:
+def by_rule(rows: Sequence[RowResult]) -> dict[str, list[MapCell]]:
     """The cells by each rule, where rules that compare training domains choose, too."""
     shown = [row for row in rows if SHIFTS[row.row.x.partition("=")[0]].by_rule]
     return {rule: cells_of(shown, rule) for rule in map_figures.RULES} if shown else {}
 
 
-def table(cells: Sequence[Cell]) -> pd.DataFrame:
+def table(cells: Sequence[MapCell]) -> pd.DataFrame:
     """The test accuracies, a row per method and a column per kind of shift."""
     methods = [*dict.fromkeys(cell.method for cell in cells)]
     columns: dict[str, dict[str, str]] = {}
@@ -144,7 +144,7 @@ def table(cells: Sequence[Cell]) -> pd.DataFrame:
     return tables.table("test accuracy, %", methods, [*columns.items()])
 
 
-def _text(cell: Cell) -> str:
+def _text(cell: MapCell) -> str:
     if np.isnan(cell.test):
         return "diverged"
     text = forms.spread(cell.tests)
@@ -163,7 +163,7 @@ def read_cells(path: Path) -> pd.DataFrame:
         raise UsageError(str(path), ..., "must be the csv file of a map") from None
 
 
-def _agreement(cells: Sequence[Cell], path: Path) -> str:
+def _agreement(cells: Sequence[MapCell], path: Path) -> str:
     """How many cells have the same word in another map."""
     key = ["method", "shift", "severity"]
     pairs = pd.DataFrame(cells).merge(read_cells(path), on=key, suffixes=("_one", "_two"))

@@ -21,7 +21,7 @@ from ..folder import files, log, records, run_folder, selection
 from ..folder.records import Line, Result, RunResult, Sweep
 from ..report import figures, report, run_figures, runs_csv, tables
 from ..report.differences import Tests
-from ..run import Launch, Programs, Report, prepare, start_of
+from ..run import Launch, Programs, WriteReport, prepare, start_of
 from .rows import Row, RowsFile
 
 _RECORD = "row.json"  # in the folder of a row that has run
@@ -70,10 +70,10 @@ class RowResult(NamedTuple):
         """Whether each cell has selected runs."""
         return all(cell.runs for cell in self.cells)
 
-    def tables(self, rule: str = "") -> list[tables.Cell]:
+    def tables(self, rule: str = "") -> list[tables.TableCell]:
         """Its cells for tables. rule: of selection; "" for its own."""
         return [
-            tables.Cell(
+            tables.TableCell(
                 " ".join(filter(None, [self.row.label, cell.setting])),
                 cell.result,
                 rule or self.config.evaluation.select,
@@ -140,9 +140,11 @@ def _folders(folder: Path, labels: Sequence[str]) -> dict[str, str]:
     )
 
 
-def _earlier(folder: Path) -> list[tuple[Path, records.Row]]:
+def _earlier(folder: Path) -> list[tuple[Path, records.RowRecord]]:
     """The folders of the rows that have run, in the order in which they did."""
-    found = [(path.parent, records.read(path, records.Row)) for path in folder.glob(f"*/{_RECORD}")]
+    found = [
+        (path.parent, records.read(path, records.RowRecord)) for path in folder.glob(f"*/{_RECORD}")
+    ]
     return sorted(found, key=lambda pair: pair[1].number)
 
 
@@ -157,7 +159,7 @@ def joined(folder: Path, others: Sequence[str]) -> list[RowResult]:
 
 
 def run(
-    rows: Sequence[Row], configs: Sequence[Config], write: Report = report.write
+    rows: Sequence[Row], configs: Sequence[Config], write: WriteReport = report.write
 ) -> list[RowResult]:
     """Runs the rows that are not finished; while one runs, the programs of the next ones compile.
 
@@ -183,7 +185,7 @@ def run(
             place = Path(chosen.output.run_dir)
             if not (place / _RECORD).exists():
                 number = 1 + max([0, *(record.number for _, record in _earlier(place.parent))])
-                files.write_json(place / _RECORD, records.Row(row.label, number))
+                files.write_json(place / _RECORD, records.RowRecord(row.label, number))
             results.append(result_of(row, chosen, place))
     return results
 

@@ -21,7 +21,7 @@ from ..config import Participation, Partition
 from ..errors import check_known
 from ..folder import divergence, files, records, selection
 from ..report import forms, report, runs_csv, tables
-from ..report.differences import Column, Scores
+from ..report.differences import ScoreColumn, Scores
 from . import drawings, row_runs
 from .row_runs import CellResult, RowResult, configs, overrides, run, with_labels
 from .rows import Number, Row, RowsFile, read, read_numbers
@@ -48,7 +48,7 @@ class Study(NamedTuple):
     file: RowsFile | None = None  # of its rows, for a table as of `compare`
 
 
-class Options(NamedTuple):
+class StudyOptions(NamedTuple):
     """The flags of a paper's binary."""
 
     study: str
@@ -69,11 +69,11 @@ class Paper(NamedTuple):
     diverged: Callable[[RowResult], Cells] = lambda result: {}  # of a row that is not complete
     optimum: Mapping[str, str] = {}  # the last row of the tables, "optimal"
     # (data set, options) -> the rows to run; by default those of --rows
-    select: Callable[[str, Options], list[Row]] | None = None
+    select: Callable[[str, StudyOptions], list[Row]] | None = None
     words: tuple[str, ...] = ()  # of its command; by default "paper" and its name
     # (folder and beginning of the files' names, rows, options) -> the text to print; by default
     # `write_tables`
-    write: Callable[[Path, list[RowResult], Options], str] | None = None
+    write: Callable[[Path, list[RowResult], StudyOptions], str] | None = None
 
 
 def paper(name: str) -> Paper:
@@ -98,7 +98,7 @@ def numbers_of(paper: str) -> list[Number]:
     return read_numbers(_HERE / "numbers" / f"{paper}.csv")
 
 
-def options(paper: Paper, own: Any = None) -> Options:
+def options(paper: Paper, own: Any = None) -> StudyOptions:
     """The options of this process's command line. own: the paper's own flags."""
     found = flags.FLAGS
     chosen = found.study or next(iter(paper.studies))
@@ -107,10 +107,10 @@ def options(paper: Paper, own: Any = None) -> Options:
     for data in found.data:
         check_known("data", data, taken)
     folder = Path(os.path.expanduser(found.run_dir or f"runs/{paper.name}"))
-    return Options(chosen, found.rows, found.data or (taken[0],), folder, overrides(), own)
+    return StudyOptions(chosen, found.rows, found.data or (taken[0],), folder, overrides(), own)
 
 
-def rows_of(paper: Paper, data: str, options: Options) -> list[Row]:
+def rows_of(paper: Paper, data: str, options: StudyOptions) -> list[Row]:
     """The rows of a study on a data set that the flags select."""
     if paper.select:
         return paper.select(data, options)
@@ -168,7 +168,7 @@ def _add_constant(lines: dict[str, Cells], results: Sequence[RowResult]) -> None
             cells[f"{tables.CONSTANT}, %"] = texts[label]
 
 
-def columns_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
+def columns_of(study: Study, results: Sequence[RowResult]) -> list[ScoreColumn]:
     """The scores of the rows, by the headings of the table, if the rows of a study are compared.
 
     A row in which a seed of each setting diverged has the scores of the other seeds.
@@ -182,7 +182,7 @@ def columns_of(study: Study, results: Sequence[RowResult]) -> list[Column]:
             by_row[result.row.label] = {name: seeds | dict(of) for name, of in found.items()}
     headings = dict.fromkeys(heading for of in by_row.values() for heading in of)
     return [
-        Column(name, pd.DataFrame({row: of[name] for row, of in by_row.items() if name in of}))
+        ScoreColumn(name, pd.DataFrame({row: of[name] for row, of in by_row.items() if name in of}))
         for name in headings
     ]
 
@@ -222,7 +222,7 @@ def scores_by_seed(
     return of_row
 
 
-def run_all(paper: Paper, options: Options) -> str:
+def run_all(paper: Paper, options: StudyOptions) -> str:
     """Runs a study on each data set, writes its tables and figures, and returns the tables."""
     study = paper.studies[options.study]
     todo = {}
@@ -261,7 +261,7 @@ def write_tables(path: Path, paper: Paper, study: Study, data: str, rows: list[R
     return tables.write(path, cells, main, caption=_caption(paper, study))
 
 
-def cells_of(rows: Iterable[RowResult]) -> list[tables.Cell]:
+def cells_of(rows: Iterable[RowResult]) -> list[tables.TableCell]:
     """The cells of rows, for tables."""
     return [cell for row in rows for cell in row.tables()]
 
@@ -271,7 +271,7 @@ def _caption(paper: Paper, study: Study) -> str:
 
 
 def _origin(
-    paper: Paper, options: Options, data: str, results: Sequence[RowResult]
+    paper: Paper, options: StudyOptions, data: str, results: Sequence[RowResult]
 ) -> records.Origin:
     """The record of a table: the command without places, and the provenance of its runs."""
     own = options.own._asdict() if options.own else {}
@@ -334,11 +334,11 @@ def megabytes(result: RowResult) -> str:
 
 def curve(
     result: RowResult, value: Callable[[Any], float] = lambda line: 100 * line.test_score
-) -> drawings.Line:
+) -> drawings.Curve:
     """A value of each evaluation of a row's only cell, by default the test accuracy in percent."""
     logs = result.only.logs
     rounds = np.array([line.round for line in logs[0]])
-    return drawings.Line(rounds, np.array([[value(line) for line in lines] for lines in logs]))
+    return drawings.Curve(rounds, np.array([[value(line) for line in lines] for lines in logs]))
 
 
 def points(

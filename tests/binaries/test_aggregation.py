@@ -45,7 +45,7 @@ def test_a_budget_stands_below_the_table(tmp_path: Path) -> None:
 
 def test_poisson_cohorts_have_as_many_slots_as_the_largest_needs() -> None:
     chosen = config.of(sampling="poisson", sampling_rate=0.2, **SMALL)
-    schedule = method.Schedule(chosen.participation)
+    schedule = method.Cohorts(chosen.participation)
     assert schedule.has_empty_slots
     cohort = schedule(np.random.default_rng(0).integers(0, 9, 2).astype(np.uint32), 50, 40)
     assert 0.1 < np.asarray(cohort.present).mean() < 0.3

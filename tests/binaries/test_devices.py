@@ -75,7 +75,7 @@ def test_commands_on_the_cores_of_a_machine_give_what_one_gives(
         done = ran(config.of(run_dir=str(folder), **flags))
         assert len(done.job.plan.placed().data.y.sharding.device_set) == number
         predictions, out = str(folder / "predictions.csv"), str(folder / "scores.png")
-        evaluation.run(evaluation.Options(str(folder), out=out, predictions=predictions))
+        evaluation.run(evaluation.EvaluationOptions(str(folder), out=out, predictions=predictions))
         tables += [pd.read_csv(folder / f"{what}.csv") for what in ("metrics", "predictions")]
     assert_same_run(tmp_path / "auto", tmp_path / "1")
     of_two, of_one = tables[:2], tables[2:]

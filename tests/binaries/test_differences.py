@@ -9,7 +9,7 @@ from scipy import stats
 
 from fedjax_inv_experiments.assembly.metrics import Measure
 from fedjax_inv_experiments.report import differences
-from fedjax_inv_experiments.report.differences import Column
+from fedjax_inv_experiments.report.differences import ScoreColumn
 
 NAN = math.nan
 RNG = np.random.default_rng(0)
@@ -27,7 +27,7 @@ def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
     scores["b"] |= {97: NAN}
     scores["a"] |= {97: 0.5}
     scores["c"] |= {97: NAN}
-    found = differences.table([Column("test", pd.DataFrame(scores))])
+    found = differences.table([ScoreColumn("test", pd.DataFrame(scores))])
     pairs = ((second, first), (third, first), (third, second))
     assert [*zip(found.method, found.other, strict=True)] == [("b", "a"), ("c", "a"), ("c", "b")]
     for one, (left, right) in zip(found.itertuples(), pairs, strict=True):
@@ -41,13 +41,13 @@ def test_differences_are_those_of_the_paired_t_test(count: int) -> None:
     expected = [*differences.holm(found.p[:2]), found.p[2]]
     assert found.p_holm.tolist() == pytest.approx(expected)
     # Another baseline: both others minus it.
-    found = differences.table([Column("test", pd.DataFrame(scores))], baseline="c")
+    found = differences.table([ScoreColumn("test", pd.DataFrame(scores))], baseline="c")
     assert [*zip(found.method, found.other, strict=True)] == [("a", "c"), ("b", "c"), ("b", "a")]
 
 
 def test_methods_with_other_test_examples_are_not_paired() -> None:
     scores = pd.DataFrame({"a": [0.1, 0.2], "b": [0.3, 0.35], "c": [0.2, 0.5]})
-    column = Column("test", scores, tests={"a": "angle 15", "b": "angle 15", "c": "angle 30"})
+    column = ScoreColumn("test", scores, tests={"a": "angle 15", "b": "angle 15", "c": "angle 30"})
     found = differences.table([column])
     assert [*zip(found.method, found.other, strict=True)] == [("b", "a")]
     # The difference from c, whose mean is the best, would have an interval that contains 0.
@@ -72,10 +72,10 @@ def test_methods_with_other_test_examples_are_not_paired() -> None:
 def test_the_best_and_those_as_good(
     scores: dict[str, list[float]], first: str, as_good: str
 ) -> None:
-    column = Column("test", pd.DataFrame(scores))
+    column = ScoreColumn("test", pd.DataFrame(scores))
     expected = {*first}, {*as_good}
     assert differences.best(column) == expected
-    errors = Column("test", -column.scores, Measure("error", higher_is_better=False))
+    errors = ScoreColumn("test", -column.scores, Measure("error", higher_is_better=False))
     assert differences.best(errors) == expected
 
 

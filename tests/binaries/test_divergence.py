@@ -135,8 +135,8 @@ def test_a_diverged_run_never_wins() -> None:
 def test_each_table_has_a_row_for_what_diverged(tmp_path: Path) -> None:
     stops = [StopRecord(0.6, None)]
     cells = [
-        tables.Cell("good", result(RATES, stops)),
-        tables.Cell("bad", result(ALL, stops)),
+        tables.TableCell("good", result(RATES, stops)),
+        tables.TableCell("bad", result(ALL, stops)),
     ]
     printed = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     text = (tmp_path / "table.md").read_text()
@@ -175,7 +175,7 @@ def test_a_domain_without_an_example_has_an_empty_column() -> None:
     picked = line(5, 0.5, domains=found, worst_score=0.5)
     good = result({0.1: (set(), 0.5)})
     good |= {"runs": [good.runs[0] | {"by_rule": {"validation": picked}}]}
-    rows = tables.selected([tables.Cell("good", good), tables.Cell("bad", result(ALL))])
+    rows = tables.selected([tables.TableCell("good", good), tables.TableCell("bad", result(ALL))])
     assert tables.domains_table(rows).to_numpy().tolist() == [
         ["good", "", "50.0", "50.0"],
         ["bad", "diverged", "diverged", ""],

@@ -31,7 +31,7 @@ from fedjax_inv_experiments.folder import run_folder as folders
 from fedjax_inv_experiments.folder.recorder import Job, Recorder
 from fedjax_inv_experiments.folder.records import Domain, Result, RunResult
 from fedjax_inv_experiments.report import forms, run_figures, tables
-from fedjax_inv_experiments.start import Diverged
+from fedjax_inv_experiments.start import Divergence
 from runs import (
     Ran,
     changed,
@@ -337,7 +337,7 @@ def test_a_marked_run_is_never_selected(swept: tuple[Path, list[Job], int], tmp_
     assert chosen is not None
     assert chosen.hyper["learning_rate"] in (0.1, 0.3)
     result |= {"runs": [run for run in result.runs if run.diverged]}
-    cells = [tables.Cell("fedipg", result)]
+    cells = [tables.TableCell("fedipg", result)]
     told = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     assert "every run diverged" in told
     assert "every run diverged" in (tmp_path / "table.md").read_text()
@@ -388,7 +388,7 @@ def test_a_diverging_run_stops_with_round_and_client_and_keeps_the_checkpoint(
     folder = halved(trained.job, tmp_path / "run")
     before = states(folder, 3)
     told = r"^round 4, client \d \(fedipg, seed=0, learning_rate=.*nonfinite=drop"
-    with pytest.raises(Diverged, match=told) as error:
+    with pytest.raises(Divergence, match=told) as error:
         go_on(with_rate(trained.job, 1e30), folder)
     assert "\n" not in str(error.value)
     assert not (folder / "result.json").exists()
@@ -459,7 +459,7 @@ def test_what_diverged_altogether_has_its_place_in_the_table(tmp_path: Path) -> 
         return Result(cell_of(domain), [run])
 
     def rows(*cells: tuple[str, str, bool]) -> list[list[str]]:
-        made = [tables.Cell(label, result(domain, gone)) for label, domain, gone in cells]
+        made = [tables.TableCell(label, result(domain, gone)) for label, domain, gone in cells]
         text, *_ = tables.write(tmp_path / "table", made, tables.main_table(made)).split("\n\n")
         lines = [line.strip("|").split("|") for line in text.splitlines()]
         return [[each.strip() for each in line] for line in lines if len(line) > 1]

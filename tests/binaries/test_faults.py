@@ -113,7 +113,7 @@ def resume(folder: Path, **changes: Any) -> None:
 def evaluated(folder: Path, networks: Path | str = "") -> None:
     out = str(folder.parent / "x.png")
     with no_figures():
-        evaluation.run(evaluation.Options(run=str(folder), out=out, export=str(networks)))
+        evaluation.run(evaluation.EvaluationOptions(run=str(folder), out=out, export=str(networks)))
 
 
 def same_end(folder: Path, whole: Ran, done: int = 3) -> None:

@@ -18,7 +18,7 @@ from fedjax_inv.data import sources
 from fedjax_inv_experiments import config, evaluation, export, extraction, finished
 from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
-from fedjax_inv_experiments.extraction import Options
+from fedjax_inv_experiments.extraction import FeatureOptions
 from test_weights import WIDTHS, torchvision
 
 SIDE = 48  # for which resnet18 has the windows of published weights
@@ -73,7 +73,7 @@ def expected(folder: Path) -> np.ndarray:
 @pytest.mark.slow
 def test_features_are_those_of_the_images(folder: Path, tmp_path: Path) -> None:
     """With colours and sizes of their own, in a folder of arrays."""
-    extraction.run(chosen(folder), Options(str(tmp_path / "arrays"), unit_length=True))
+    extraction.run(chosen(folder), FeatureOptions(str(tmp_path / "arrays"), unit_length=True))
     features = np.asarray(expected(folder))
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     loaded = sources.load(str(tmp_path / "arrays"))
@@ -97,19 +97,19 @@ def test_a_start_goes_on_with_the_parts_of_an_earlier_one(
 
     monkeypatch.setattr(models, "encoder", lambda *given, **options: means)
     with pytest.raises(KeyboardInterrupt):
-        extraction.run(chosen(folder), Options(str(out)))
+        extraction.run(chosen(folder), FeatureOptions(str(out)))
     assert not out.exists()
     with pytest.raises(UsageError, match="parts of other features"):
-        extraction.run(chosen(folder), Options(str(out), crop=True))
-    extraction.run(chosen(folder), Options(str(out)))
+        extraction.run(chosen(folder), FeatureOptions(str(out), crop=True))
+    extraction.run(chosen(folder), FeatureOptions(str(out)))
     assert batches == [16, 16, 16, 12]
     assert [path.name for path in tmp_path.iterdir()] == ["features.npz"]
     files = [Image.open(path) for path in np.load(out)["path"]]
     pixels = [np.asarray(file.convert("RGB").resize((SIDE, SIDE), 2)) for file in files]
     assert_close(np.load(out)["x"], np.stack(pixels).mean((1, 2)))
-    assert "already" in extraction.run(chosen(folder), Options(str(out)))
+    assert "already" in extraction.run(chosen(folder), FeatureOptions(str(out)))
     with pytest.raises(UsageError, match="other content"):
-        extraction.run(chosen(folder), Options(str(out), unit_length=True))
+        extraction.run(chosen(folder), FeatureOptions(str(out), unit_length=True))
 
 
 def test_features_of_another_network_are_not_evaluated(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_wrong_commands_are_a_line(
     out = {"out": str(tmp_path / "new.npz")} | options
     out = out | {"out": str(tmp_path / "there.npz")} if out["out"] == "RUN" else out
     with pytest.raises(UsageError, match=message):
-        extraction.run(chosen(folder, **flags), Options(**out))
+        extraction.run(chosen(folder, **flags), FeatureOptions(**out))
     assert (tmp_path / "there.npz").read_bytes() == b"mine"
 
 
@@ -169,7 +169,7 @@ def test_a_frozen_body_s_outputs_are_computed_once(
     assert assembled.frozen is not None
     assert assembled.data.x.shape[1:] == (WIDTHS[-1],)
     opened = finished.open("run", frozen.folder, "best")
-    options = evaluation.Options(str(frozen.folder), dataset=str(folder / "images"))
+    options = evaluation.EvaluationOptions(str(frozen.folder), dataset=str(folder / "images"))
     found, _ = evaluation.predict(opened, options)
     place = export.export(opened, 0, tmp_path / "networks")
     model = models.resnet18(2, image_size=64, widths=WIDTHS)

@@ -18,8 +18,8 @@ from fedjax_inv_experiments.folder import records
 from fedjax_inv_experiments.folder.records import Domain, Line, Result, RunRecord, RunResult
 from fedjax_inv_experiments.report import data_figures, figures, names, run_figures
 from fedjax_inv_experiments.report.data_figures import Holders
-from fedjax_inv_experiments.report.differences import Column
-from fedjax_inv_experiments.report.tables import Cell
+from fedjax_inv_experiments.report.differences import ScoreColumn
+from fedjax_inv_experiments.report.tables import TableCell
 from fedjax_inv_experiments.studies import drawings
 from runs import line
 
@@ -48,7 +48,7 @@ def check(figure: Figure) -> None:
 
 def cells(
     monkeypatch: pytest.MonkeyPatch, labels: list[str], held_outs: list[str], clients: int = 3
-) -> list[Cell]:
+) -> list[TableCell]:
     """Finished cells; an accuracy follows from its domain, round and seed, in percent."""
     logs: dict[Path, list[Line]] = {}
     domains = [*held_outs, "last"]
@@ -74,7 +74,7 @@ def cells(
             for seed in (0, 1)
         ]
         cell = records.CellRecord("fedavg", {}, held_out, [RunRecord(seed, {}) for seed in (0, 1)])
-        found.append(Cell(label, Result(cell, runs), folder=place))
+        found.append(TableCell(label, Result(cell, runs), folder=place))
     monkeypatch.setattr(run_figures.log, "read", lambda folder, done: logs[folder])
     return found
 
@@ -146,7 +146,7 @@ def test_a_method_has_its_colour_in_every_figure_and_neighbours_differ() -> None
 
 def test_methods_by_their_mean_and_its_interval(tmp_path: Path) -> None:
     scores = pd.DataFrame({"a": [0.1, 0.2, 0.3], "b": [0.4, 0.4, 0.7], "c": [np.nan] * 3})
-    drawn = run_figures.methods([Column("validation", scores)], "digits", {"a": "My method"})
+    drawn = run_figures.methods([ScoreColumn("validation", scores)], "digits", {"a": "My method"})
     check(drawn)
     (axis,) = drawn.axes
     assert [text.get_text() for text in axis.get_yticklabels()] == ["My method", "b", "c"]
@@ -283,9 +283,9 @@ def test_series_of_the_same_methods_stand_side_by_side(
 
 def test_a_long_curve_is_drawn_with_its_swings_as_a_band() -> None:
     y = np.array([[0.0, 1.0] * 125, [1.0, 0.0] * 125])
-    x, values = drawings._thinned(drawings.Line(np.arange(250), y))
+    x, values = drawings._thinned(drawings.Curve(np.arange(250), y))
     np.testing.assert_allclose(x, np.arange(1, 250, 3)[:83])
     assert values.shape == (6, 83)
     assert {*values.ravel().tolist()} == {0.0, 1.0}
     np.testing.assert_allclose(values.mean(0), 0.5)
-    np.testing.assert_allclose(drawings._thinned(drawings.Line(np.arange(250), y[:1]))[1], y[:1])
+    np.testing.assert_allclose(drawings._thinned(drawings.Curve(np.arange(250), y[:1]))[1], y[:1])

@@ -78,7 +78,7 @@ def check(name: str, arguments: Sequence[str], folder: Path) -> None:
         if name == "paper":
             assert words[0].replace("-", "_") in paper.PAPERS
             of = study.paper(words[0].replace("-", "_"))
-        options = study.options(of, map_table.Own() if name == "map" else None)
+        options = study.options(of, map_table.MapFlags() if name == "map" else None)
     if options.study == "severity":  # needs a finished map
         options = options._replace(rows=("fedprox",))
     for data in options.data:

@@ -17,7 +17,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Variables
 from fedjax_inv_experiments import config
 from fedjax_inv_experiments.assembly import experiment, objective
-from fedjax_inv_experiments.assembly.experiment import Setup
+from fedjax_inv_experiments.assembly.experiment import Assembly
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints
 from fedjax_inv_experiments.run import start_of
@@ -50,7 +50,7 @@ BEFORE: dict[str, Any] = dict(
 launch = runs.train
 
 
-def assembled(chosen: Config) -> Setup:
+def assembled(chosen: Config) -> Assembly:
     return experiment.make(chosen, start=start_of(chosen))
 
 

@@ -29,7 +29,7 @@ from fedjax_inv_experiments.studies import (
     map_table,
     study,
 )
-from fedjax_inv_experiments.studies.map_cells import Cell
+from fedjax_inv_experiments.studies.map_cells import MapCell
 from runs import jobs, parsed, with_flags
 
 RNG = np.random.default_rng(0)
@@ -37,7 +37,7 @@ NAN = float("nan")
 STUDY = map_table.MAP.studies["map"]
 
 
-def options(folder: Path, *words: str) -> study.Options:
+def options(folder: Path, *words: str) -> study.StudyOptions:
     with parsed(f"--run_dir={folder}", *words):
         return study.options(map_table.MAP, map_binary.own())
 
@@ -218,10 +218,10 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
 # figures
 
 
-def cell(method: str, shift: str, severity: float, tests: tuple[float, ...], word: str) -> Cell:
+def cell(method: str, shift: str, severity: float, tests: tuple[float, ...], word: str) -> MapCell:
     test = float(np.mean(tests)) if tests else NAN
     difference = NAN if method == "fedavg" else test - 50
-    return Cell(method, shift, severity, "", 2, test, tests, difference, word=word)
+    return MapCell(method, shift, severity, "", 2, test, tests, difference, word=word)
 
 
 def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluated(folder: Path, **places: str) -> str:
     paths = {name: str(folder / place) for name, place in places.items()}
-    return evaluation.run(evaluation.Options(str(folder / "run"), **paths))
+    return evaluation.run(evaluation.EvaluationOptions(str(folder / "run"), **paths))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_figure_has_bars_with_their_seeds_and_is_not_drawn_without_any(
     monkeypatch.setattr(figures, "save", lambda figure, *a, **k: drawn.append(figure))
     strip = {"client 1": np.ones((8, 4, 4, 3)), "test": np.zeros((8, 4, 4, 3))}
     bars = {"FedAvg": [10.0, 20.0, 30.0], "CAFE": [50.0, 52.0, 54.0]}
-    panels = [data_strips.Panel(f"shift {n}", strip, bars, 10.0 * n) for n in (1, 2)]
+    panels = [data_strips.StripPanel(f"shift {n}", strip, bars, 10.0 * n) for n in (1, 2)]
     data_strips.draw(tmp_path / "x.png", panels, ["FedAvg", "diverged", "CAFE"])
     above, below = drawn[0].axes[0], drawn[0].axes[2]
     assert len(above.images) == 16

@@ -26,7 +26,7 @@ from fedjax_inv_experiments.folder.records import (
 )
 from fedjax_inv_experiments.folder.selection import RULES
 from fedjax_inv_experiments.report import differences, forms, report, runs_csv, tables
-from fedjax_inv_experiments.report.tables import Cell
+from fedjax_inv_experiments.report.tables import TableCell
 from fedjax_inv_experiments.studies import fl_games, row_runs, study
 from fedjax_inv_experiments.studies.rows import Row
 from runs import line
@@ -105,7 +105,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The folder of a sweep with one held-out domain, and what is printed."""
     folder = tmp_path_factory.mktemp("swept")
     cells = [
-        Cell(name, finished(name, rates, "45_%"), name={"fedipg": "FedIPG"}.get(name, ""))
+        TableCell(name, finished(name, rates, "45_%"), name={"fedipg": "FedIPG"}.get(name, ""))
         for name, rates in GRID.items()
     ]
     main = tables.main_table(cells)
@@ -224,7 +224,7 @@ def test_several_held_out_domains_have_a_mean_and_a_worst(tmp_path: Path) -> Non
         "fedipg": {"0": [0.71, 0.80, 0.89], "45_%": [0.79, 0.70, 0.61]},
     }
     cells = [
-        Cell(name, finished(name, {0.1: of}, held_out))
+        TableCell(name, finished(name, {0.1: of}, held_out))
         for name, by_domain in of_domains.items()
         for held_out, of in by_domain.items()
     ]
@@ -268,7 +268,7 @@ def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
     results = {name: finished(name, {0.1: of}, "0") for name, of in accuracies.items()}
     tests = {str(run.seed): run.last.test_score for run in results["fedavg"].runs}
     constant = {seed: (0.25, (0.3, of)) for seed, of in tests.items()}
-    cells = [Cell(name, result, constant=constant) for name, result in results.items()]
+    cells = [TableCell(name, result, constant=constant) for name, result in results.items()]
     text = tables.write(tmp_path / "table", cells, tables.main_table(cells))
     _, one, other, always = rows_of(text)[0]
     assert [row[1].endswith("(one class)") for row in (one, other)] == [True, False]
@@ -281,7 +281,7 @@ def test_networks_of_one_class_are_marked(tmp_path: Path) -> None:
 def test_a_method_with_other_test_examples_has_empty_differences(tmp_path: Path) -> None:
     accuracies = {"a": [0.5, 0.6, 0.7], "b": [0.5, 0.7, 0.8], "c": [0.6, 0.65, 0.7]}
     cells = [
-        Cell(name, finished(name, {0.1: of}, "0"), tests=(("angles", name == "b"),))
+        TableCell(name, finished(name, {0.1: of}, "0"), tests=(("angles", name == "b"),))
         for name, of in accuracies.items()
     ]
     text = tables.write(tmp_path / "table", cells, tables.main_table(cells), baseline="c")
@@ -297,7 +297,9 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         runs_csv.log, "read", lambda folder, done: log_of(GRID[folder.name], "45_%")
     )
-    cells = [Cell(f"{name} !", result, folder=tmp_path / name) for name, result in results.items()]
+    cells = [
+        TableCell(f"{name} !", result, folder=tmp_path / name) for name, result in results.items()
+    ]
     runs_csv.write(tmp_path / "runs.csv", cells)
     rows = pd.read_csv(tmp_path / "runs.csv")
     expected = [

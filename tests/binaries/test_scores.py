@@ -49,7 +49,7 @@ def test_the_log_has_what_sklearn_says_of_the_predictions(
         printed = runs.train(config.of(run_dir=str(tmp_path / "run"), **flags, **more))
         written, out = tmp_path / "predictions.csv", tmp_path / "it.png"
         run = str(tmp_path / "run")
-        evaluation.run(evaluation.Options(run, out=str(out), predictions=str(written)))
+        evaluation.run(evaluation.EvaluationOptions(run, out=str(out), predictions=str(written)))
     assert f"{name.replace('_', ' ').replace('f1', 'F1')}" in printed
     of, told = pd.read_csv(written), pd.read_csv(out.with_suffix(".csv"), dtype={"name": str})
     result = json.loads((tmp_path / "run" / "result.json").read_text())["runs"][0]

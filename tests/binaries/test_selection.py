@@ -81,7 +81,7 @@ def test_tables_show_the_round_in_which_a_run_ended() -> None:
     picked = {name: rule.pick(lines) for name, rule in RULES.items()}
     cell = CellRecord("fl_games", {}, "test", [RunRecord(0, {})])
     result = Result(cell, [RunResult(0, {}, False, picked, lines[-1])])
-    rows = tables.selected([tables.Cell("fl_games", result)])
+    rows = tables.selected([tables.TableCell("fl_games", result)])
     table = tables.choices_table(rows)
     assert [*table["at round"]] == ["8"]
     assert [*table["MB sent in all"]] == ["0.023"]
@@ -184,7 +184,10 @@ def test_a_table_has_the_scores_of_each_method_by_each_rule() -> None:
     found = {
         column.heading: column.scores.mean().to_dict()
         for column in tables.by_rule(
-            [tables.Cell("one", result(LINES, LINES)), tables.Cell("two", result(never, never))]
+            [
+                tables.TableCell("one", result(LINES, LINES)),
+                tables.TableCell("two", result(never, never)),
+            ]
         )
         if column.scores.notna().any(axis=None)
     }
@@ -281,7 +284,7 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
     ):
         assert selection.why_none(Result(cell, several)) == why
     cells = [
-        tables.Cell(str(len(runs)), Result(cell, list(runs)), "agreement")
+        tables.TableCell(str(len(runs)), Result(cell, list(runs)), "agreement")
         for runs in (both, [run(0.2, never)])
     ]
     main = tables.main_table(cells)

@@ -104,7 +104,7 @@ def test_a_run_finds_its_data_from_another_folder(
 def test_an_evaluation_agrees_with_its_predictions(ran: Ran, tmp_path: Path) -> None:
     out, asked = tmp_path / "it.png", METRICS[ran.kind]
     written = tmp_path / "predictions.csv"
-    options = evaluation.Options(
+    options = evaluation.EvaluationOptions(
         str(ran.folder), out=str(out), metrics=asked, predictions=str(written)
     )
     text = evaluation.run(options)
@@ -162,7 +162,7 @@ def test_each_row_of_the_data_knows_its_row_in_the_source() -> None:
 
 def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path) -> None:
     with no_figures():
-        evaluation.run(evaluation.Options(str(ran.folder), export=str(tmp_path)))
+        evaluation.run(evaluation.EvaluationOptions(str(ran.folder), export=str(tmp_path)))
     (folder,) = tmp_path.iterdir()
     about = saved.about(folder / "model.safetensors")
     assert json.loads(about["task"]) == ran.kind
@@ -187,7 +187,7 @@ def test_a_network_may_return_one_value_without_an_axis() -> None:
     )
     line = SimpleNamespace(played=1, seed=0)
     runs: Any = SimpleNamespace(fitted=fitted, line=lambda index: line)
-    parts = [predictions.Part("a", "test", -1, np.arange(len(X)), X, X[:, 0])]
+    parts = [predictions.Slice("a", "test", -1, np.arange(len(X)), X, X[:, 0])]
     found = predictions.predicted(runs, 0, parts)
     np.testing.assert_array_equal(found.outputs, X[:, :1])
 
@@ -196,7 +196,7 @@ def test_classes_with_more_outputs_than_classes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They have neither accuracies of classes nor confusions."""
-    parts = [predictions.Part("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
+    parts = [predictions.Slice("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
     outputs = np.eye(3, 4, 1, np.float32)
     of = predictions.Predicted(0, 1, *predictions.joined(parts), outputs)
     task = objective.make("auto", "auto", "classes")
@@ -217,7 +217,9 @@ def test_other_data_must_have_the_same_targets(ran: Ran, tmp_path: Path) -> None
     for y in (TARGETS[other], np.stack([TARGETS[ran.kind].reshape(90, -1)[:, 0]] * 2, 1)):
         np.savez(tmp_path / "new.npz", x=X, y=y)
         with pytest.raises(UsageError, match="--dataset="), no_figures():
-            evaluation.run(evaluation.Options(str(ran.folder), dataset=str(tmp_path / "new.npz")))
+            evaluation.run(
+                evaluation.EvaluationOptions(str(ran.folder), dataset=str(tmp_path / "new.npz"))
+            )
 
 
 OWN = """

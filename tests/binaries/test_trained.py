@@ -165,7 +165,9 @@ def test_all_checkpoints_stay_and_serve(
     with pytest.raises(UsageError, match=r"^--state=7: "):
         finished.open("run", kept, "7")
     with no_figures():
-        evaluation.run(evaluation.Options(str(kept), "4", export=str(tmp_path / "export")))
+        evaluation.run(
+            evaluation.EvaluationOptions(str(kept), "4", export=str(tmp_path / "export"))
+        )
     scored = pd.read_csv(kept / "evaluation-4.csv", dtype={"name": str})
     runs = finished.open("run", kept, "4")
     accuracies = [runs.line(index).test_score for index in (0, 1)]
@@ -194,7 +196,9 @@ def test_an_evaluation_and_an_export_tell_what_training_told(
 ) -> None:
     run, seen = whole
     out = tmp_path / "there" / "it.png"
-    options = evaluation.Options(str(run.folder), state, out=str(out), export=str(tmp_path))
+    options = evaluation.EvaluationOptions(
+        str(run.folder), state, out=str(out), export=str(tmp_path)
+    )
     text = evaluation.run(options)
     assert out.read_bytes().startswith(b"\x89PNG")
     scores = pd.read_csv(out.with_suffix(".csv"), dtype={"name": str, "domain": str})
@@ -242,10 +246,12 @@ def test_an_evaluation_on_other_data(
     for arrays in ({"x": x[:, :4], "y": y}, {"x": x, "y": y + 5}):
         np.savez(new, **arrays)
         with pytest.raises(UsageError, match=r"^--dataset="), no_figures():
-            evaluation.run(evaluation.Options(str(run.folder), dataset=str(new)))
+            evaluation.run(evaluation.EvaluationOptions(str(run.folder), dataset=str(new)))
     np.savez(new, x=x[some], y=y[some], domain=domain)
     with no_figures():
-        text = evaluation.run(evaluation.Options(str(run.folder), "last", str(new), str(out)))
+        text = evaluation.run(
+            evaluation.EvaluationOptions(str(run.folder), "last", str(new), str(out))
+        )
     assert "| a " in text
     scores = pd.read_csv(tmp_path / "new.csv")
     fitted = finished.open("run", run.folder, "last").fitted
@@ -322,7 +328,7 @@ def test_a_folder_that_lacks_something_is_refused(
     shutil.copytree(whole[0].folder, folder)
     (folder / gone).rename(tmp_path / "gone")
     with pytest.raises(UsageError, match=f"^--run={folder}: "), no_figures():
-        evaluation.run(evaluation.Options(str(folder)))
+        evaluation.run(evaluation.EvaluationOptions(str(folder)))
 
 
 @pytest.mark.parametrize("picked", [None, {"round": 99}])
@@ -340,7 +346,9 @@ def test_a_seed_without_its_state_is_left_out(
     by_rule["validation"] = picked and by_rule["validation"] | picked
     (folder / "result.json").write_text(json.dumps(told))
     with no_figures():
-        text = evaluation.run(evaluation.Options(str(folder), export=str(tmp_path / "export")))
+        text = evaluation.run(
+            evaluation.EvaluationOptions(str(folder), export=str(tmp_path / "export"))
+        )
         before, _ = folders.read(folder)
         table = runs.train(with_flags(before, run_dir=str(folder), metrics=("f1",)))
     assert "Not evaluated: " in text
@@ -362,7 +370,7 @@ def test_a_last_state_that_is_gone_is_told(kept: Path, tmp_path: Path) -> None:
     (line,) = [each for each in metrics(folder) if (each["round"], each["run"]) == (5, 1)]
     assert (runs.line(1).round, runs.line(1).test_score) == (5, line["test_score"])
     with no_figures(), pytest.warns(UserWarning, match="is gone"):
-        assert "after round 5" in evaluation.run(evaluation.Options(str(folder), "last"))
+        assert "after round 5" in evaluation.run(evaluation.EvaluationOptions(str(folder), "last"))
     assert set(pd.read_csv(folder / "evaluation-last.csv")["round"]) == {5}
 
 
@@ -375,7 +383,7 @@ def test_the_cells_of_a_folder_give_one_table(
         shutil.copytree(run.folder, tmp_path / "sweep" / name)
     (tmp_path / "sweep" / "unfinished" / "result.json").unlink()
     written = {"export": str(tmp_path / "export"), "predictions": str(tmp_path / "p.csv")}
-    text = evaluation.run(evaluation.Options(str(tmp_path / "sweep"), "6", **written))
+    text = evaluation.run(evaluation.EvaluationOptions(str(tmp_path / "sweep"), "6", **written))
     alone = finished.open("run", run.folder, "last")
     scores = pd.read_csv(tmp_path / "sweep" / "evaluation-6.csv", dtype={"name": str})
     tests = scores[(scores["by"] == "domain") & (scores["split"] == "test")]
@@ -408,6 +416,6 @@ def test_an_evaluation_on_images_of_a_run_that_colours_its_own(tmp_path: Path) -
     x = np.rint(255 * rendered(runs.data.dataset, rows)).astype(np.uint8)
     np.savez(tmp_path / "new.npz", x=x, y=runs.data.dataset.y[rows])
     with no_figures():
-        evaluation.run(evaluation.Options(str(folder), "last", str(tmp_path / "new.npz")))
+        evaluation.run(evaluation.EvaluationOptions(str(folder), "last", str(tmp_path / "new.npz")))
     scores = pd.read_csv(folder / "evaluation-last-new.csv")
     assert scores["score"][0] == pytest.approx(runs.line(0).test_score, abs=1e-6)

@@ -11,7 +11,7 @@ from fedjax_inv.data.federation import parts_of
 from fedjax_inv_experiments import config, predictions
 from fedjax_inv_experiments.assembly import data as data_flags
 from fedjax_inv_experiments.assembly import experiment
-from fedjax_inv_experiments.assembly.experiment import Setup
+from fedjax_inv_experiments.assembly.experiment import Assembly
 from fedjax_inv_experiments.finished import Runs
 from fedjax_inv_experiments.folder import provenance
 
@@ -22,12 +22,12 @@ WRONG = FLAGS | dict(wrong_labels=0.5, wrong_clients=0.5)
 
 
 @pytest.fixture(scope="module", params=["each", "0"])
-def made(request: pytest.FixtureRequest) -> Setup:
+def made(request: pytest.FixtureRequest) -> Assembly:
     """Two seeds, with draws of their own and with one draw; two held-out domains."""
     return experiment.make(config.of(**WRONG, held_out="0,75", data_seed=request.param))
 
 
-def test_a_held_out_domain_alone_has_the_same_data(made: Setup) -> None:
+def test_a_held_out_domain_alone_has_the_same_data(made: Assembly) -> None:
     chosen = dict(data_seed=made.config.environment.data_seed)
     alone = experiment.make(config.of(**WRONG, **chosen, held_out="75"))
     assert provenance.fingerprint(alone.data) == provenance.fingerprint(made.data)
@@ -35,7 +35,7 @@ def test_a_held_out_domain_alone_has_the_same_data(made: Setup) -> None:
     assert provenance.fingerprint(less.data) == provenance.fingerprint(made.data)
 
 
-def test_nothing_but_labels_of_clients_changes(made: Setup) -> None:
+def test_nothing_but_labels_of_clients_changes(made: Assembly) -> None:
     chosen = dict(data_seed=made.config.environment.data_seed, held_out="0,75")
     right = experiment.make(config.of(**FLAGS, **chosen))
     data, size = made.data, len(made.dataset.y)
@@ -77,7 +77,7 @@ def test_domains_inside_of_clients_need_clients_that_have_several() -> None:
     experiment.make(config.of(**alone, pooled=True)).check_fit()
 
 
-def test_the_reports_see_the_labels_that_clients_have(made: Setup) -> None:
+def test_the_reports_see_the_labels_that_clients_have(made: Assembly) -> None:
     dataset, split = made.as_seen("75", 0)
     of_run = made.splits["75"][0]
     for seen, own in zip(split[:3], of_run[:3], strict=True):
@@ -87,15 +87,15 @@ def test_the_reports_see_the_labels_that_clients_have(made: Setup) -> None:
     assert (dataset.y != made.dataset.y).any()
 
 
-def test_predictions_name_rows_of_the_data_set(made: Setup) -> None:
+def test_predictions_name_rows_of_the_data_set(made: Assembly) -> None:
     *_, cell = made.cells
     runs = Runs("", Path(), made.config, cell, [], None, made)
     for seed in (0, 1):
         parts = predictions.own_parts(runs, seed)
         assert [part.client for part in parts] == [0, 1, 2, 3, -1]
-        rows = np.concatenate([part.rows for part in parts])
+        rows = np.concatenate([part.source for part in parts])
         assert rows.max() < len(made.dataset.y)
         assert len(np.unique(rows)) == len(rows)
     (test,) = [part for part in parts if part.client < 0]
     if made.config.environment.data_seed == "0":  # the first draw, which `dataset` is
-        np.testing.assert_array_equal(test.y, made.dataset.y[test.rows])
+        np.testing.assert_array_equal(test.y, made.dataset.y[test.source])

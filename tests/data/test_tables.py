@@ -432,32 +432,31 @@ def trained(regression: Path) -> Path:
     return regression.parent / "run"
 
 
-def training_rows(made: experiment.Setup) -> np.ndarray:
+def training_rows(made: experiment.Assembly) -> np.ndarray:
     (of_seed,) = made.splits.values()
     return np.concatenate(federation.parts_of(of_seed[0].train))
 
 
 def test_only_training_examples_decide_shift_and_scale(regression: Path, tmp_path: Path) -> None:
     made = experiment.make(flags(regression))
-    scaling = made.scaling("c")
-    assert scaling is not None
+    assert made.is_scaled
+    scaling = made.scalers.scaling("c", 0)
     rows = training_rows(made)
     assert set(made.dataset.domain[rows]) == {0, 1}
     x = np.asarray(made.dataset.x, np.float64)[rows]
     names = ("small", "large", *(f"kind={kind}" for kind in "vwyz"), "constant")
     assert made.dataset.features == names
-    np.testing.assert_allclose(scaling[0].shift[:2], x.mean(0)[:2], rtol=1e-6)
-    np.testing.assert_allclose(scaling[0].scale[:2], 1 / x.std(0)[:2], rtol=1e-6)
-    assert scaling[0].scale[2:].tolist() == [1, 1, 0, 0, 1]
-    assert scaling[0].shift[2:6].tolist() == [0] * 4
-    assert not ((x[:, 6] - scaling[0].shift[6]) * scaling[0].scale[6]).any()  # constant
+    np.testing.assert_allclose(scaling.shift[:2], x.mean(0)[:2], rtol=1e-6)
+    np.testing.assert_allclose(scaling.scale[:2], 1 / x.std(0)[:2], rtol=1e-6)
+    assert scaling.scale[2:].tolist() == [1, 1, 0, 0, 1]
+    assert scaling.shift[2:6].tolist() == [0] * 4
+    assert not ((x[:, 6] - scaling.shift[6]) * scaling.scale[6]).any()  # constant
     other = written(tmp_path / "other.csv", [COLUMNS, *rows_of_regression(1000)])
-    again = experiment.make(flags(other)).scaling("c")
+    again = experiment.make(flags(other)).scalers.scaling("c", 0)
     jax.tree.map(np.testing.assert_array_equal, again, scaling)
     # Without --standardise categories alone are left out.
-    plain = experiment.make(flags(regression, standardise=False)).scaling("c")
-    assert plain is not None
-    assert plain[0].scale.tolist() == [1, 1, 1, 1, 0, 0, 1]
+    plain = experiment.make(flags(regression, standardise=False)).scalers.scaling("c", 0)
+    assert plain.scale.tolist() == [1, 1, 1, 1, 0, 0, 1]
 
 
 @pytest.mark.slow
@@ -471,11 +470,11 @@ def test_the_run_keeps_and_applies_shift_and_scale(trained: Path, regression: Pa
     ]
     path, out = written(regression.parent / "new.csv", new), regression.parent / "p.csv"
     made = experiment.make(flags(regression))
-    assert json.loads((trained / "inputs.json").read_text()) == made.scaling_record("c")
+    assert json.loads((trained / "inputs.json").read_text()) == made.scalers.record("c")
     networks = regression.parent / "export"
     with no_figures():
         options = dict(run=str(trained), dataset=str(path), predictions=str(out))
-        text = evaluation.run(evaluation.Options(**options, export=str(networks)))
+        text = evaluation.run(evaluation.EvaluationOptions(**options, export=str(networks)))
     assert "| all " in text
     about = json.loads((networks / "seed=0/model.json").read_text())["network"]
     assert about["features"] == list(made.dataset.features)
@@ -512,7 +511,7 @@ def test_channels_of_images_are_standardised(environment: str) -> None:
     rows = np.concatenate(federation.parts_of(of_seed[0].train))
     images = made.dataset.x if made.dataset.render is None else made.dataset.render(made.dataset.x)
     x = np.asarray(images, np.float64)[rows] / (255 if environment == "none" else 1)
-    scaling = made.scaling(held_out)
-    assert scaling is not None
-    np.testing.assert_allclose(scaling[0].shift, x.mean((0, 1, 2)), rtol=1e-5)
-    np.testing.assert_allclose(scaling[0].scale, 1 / x.std((0, 1, 2)), rtol=1e-5)
+    assert made.is_scaled
+    scaling = made.scalers.scaling(held_out, 0)
+    np.testing.assert_allclose(scaling.shift, x.mean((0, 1, 2)), rtol=1e-5)
+    np.testing.assert_allclose(scaling.scale, 1 / x.std((0, 1, 2)), rtol=1e-5)
