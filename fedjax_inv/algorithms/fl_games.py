@@ -121,6 +121,53 @@ def response_logits(
     return _of_scale((own + theirs.sum(0)) / terms, output_scale, players)
 
 
+def best_response(
+    logits: Callable[[Tree], Array],
+    own: Tree,
+    opt_state: Tree,
+    opponents: Tree,
+    labels: Array,
+    mask: Array,
+    *,
+    optimizer: optax.GradientTransformation,
+    num_steps: int,
+    loss: types.Loss = objectives.cross_entropy,
+    memory: Tree = None,
+    memory_size: Array | int = 0,
+    memory_mix: str = "per_opponent",
+    output_scale: float | Array | None = None,
+) -> tuple[Tree, Tree]:
+    """Return (a player's new action, its optimizer's state) against fixed opponents (Algorithm 1).
+
+    Args:
+      logits: action -> its logits [B, K] on the player's examples.
+      own: the player's action.
+      opt_state: the state of its optimizer.
+      opponents: their actions, each leaf [P, ...].
+      labels: [B] int.
+      mask: [B] bool, which examples are real.
+      optimizer: the player's.
+      num_steps: of the optimizer, each along the gradient on all of the examples.
+      loss: of logits, labels and mask.
+      memory: the opponents' last actions, each leaf [P, H, ...]; None: no memory.
+      memory_size: as in `response_logits`, also the next two.
+    """
+    theirs = jax.vmap(logits)(opponents)
+    past = None if memory is None else jax.vmap(jax.vmap(logits))(memory)
+    mixed = functools.partial(response_logits, memory_mix=memory_mix, output_scale=output_scale)
+
+    def risk(action: Tree) -> Array:
+        return loss(mixed(logits(action), theirs, past, memory_size), labels, mask)
+
+    def step(state: tuple[Tree, Tree], _: None) -> tuple[tuple[Tree, Tree], None]:
+        action, opt_state = state
+        updates, opt_state = optimizer.update(jax.grad(risk)(action), opt_state, action)
+        return (optax.apply_updates(action, updates), opt_state), None
+
+    response, _ = jax.lax.scan(step, (own, opt_state), length=num_steps)
+    return response
+
+
 def fl_games(
     model: types.Model,
     work: types.Work,

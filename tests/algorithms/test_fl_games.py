@@ -21,9 +21,11 @@ from fedjax_inv import (
     models,
     objectives,
     rounds,
+    schedules,
     tree,
 )
 from fedjax_inv.algorithms import fl_games
+from fedjax_inv.data import federation as federations_of
 from fedjax_inv.types import (
     Algorithm,
     Array,
@@ -406,3 +408,51 @@ def test_best_responses_to_a_quadratic_risk(play: str) -> None:
     else:
         expected = [2 * b - first[::-1], first] * 2
     np.testing.assert_allclose(rest, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_scanned_best_responses_are_the_games(depth: int) -> None:
+    """Sequential play of softmax regressions on plain arrays, with Adam, equals the engine."""
+    num_turns, num_steps, size = 7, 2, 5
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(PLAYERS, size, 4)).astype(np.float32)
+    y = rng.integers(0, 3, (PLAYERS, size)).astype(np.int32)
+    optimizer = optax.adam(0.1)
+    model = models.from_function(
+        lambda key, x: {"w": jax.random.normal(key, (4, 3))}, lambda params, x: x @ params["w"]
+    )
+    work = local.full_batch(optimizer, capacity=size, num_steps=num_steps)
+    algorithm = fl_games.fl_games(model, work, play="sequential", memory=depth)
+    examples = federations_of.examples(x.reshape(-1, 4), y.reshape(-1))
+    held = federations_of.of_parts(examples, np.split(np.arange(PLAYERS * size), PLAYERS))
+    state = rounds.init(algorithm, model.init(KEY, x[0]), held, KEY)
+    first: Any = state.server.players.params["w"]
+    attend = schedules.everyone(PLAYERS, num_turns)
+    last, _ = rounds.run(algorithm, state, attend, held, axis=devices.chunked(1))
+
+    def turn(state: Tree, number: Array) -> tuple[Tree, None]:
+        actions, opt_states, memory, moves = state
+        player = number % PLAYERS
+        others = (player + 1 + jnp.arange(PLAYERS - 1)) % PLAYERS
+        action, opt_state = fl_games.best_response(
+            lambda action: jnp.asarray(x)[player] @ action,
+            actions[player],
+            tree.take(opt_states, player),
+            actions[others],
+            jnp.asarray(y)[player],
+            jnp.ones(size, bool),
+            optimizer=optimizer,
+            num_steps=num_steps,
+            memory=memory[others] if depth else None,
+            memory_size=jnp.minimum(moves[others], depth),
+        )
+        if depth:
+            memory = memory.at[player, moves[player] % depth].set(action)
+        opt_states = tree.put(opt_states, player, opt_state)
+        return (actions.at[player].set(action), opt_states, memory, moves.at[player].add(1)), None
+
+    memory = jnp.zeros((PLAYERS, depth, 4, 3))
+    start = first, jax.vmap(optimizer.init)(first), memory, jnp.zeros(PLAYERS, jnp.int32)
+    (actions, *_), _ = jax.lax.scan(turn, start, jnp.arange(num_turns))
+    np.testing.assert_allclose(actions, last.server.players.params["w"], rtol=1e-5, atol=1e-6)
+    assert np.abs(actions - first).max() > 0.1

@@ -23,6 +23,7 @@ CHANCE = {
     "own_equinox": 0.1,
     "load_and_evaluate": 0.1,
     "fednova": 0.1,
+    "best_responses": 0.1,
 }
 NEEDS = {"own_equinox": "equinox"}  # a package that is not installed with the others
 
