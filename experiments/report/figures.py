@@ -29,7 +29,7 @@ _LINES = ("-", "--", ":", "-.", (0, (8, 2)))
 _MARKERS = "osv^D<>PX*d"  # 11 markers and 5 lines share no factor: 55 pairs
 _PLAIN = ["".join(filter(str.isalnum, name)).lower() for name in METHODS.values()]
 # Of the first methods: colours that most colour-blind people tell apart (Okabe and Ito).
-_FIRST = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+FIRST = ("#777777", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 _NEAR = 0.35  # the distance in RGB, below which colours look alike
 _CHARACTER = 0.62  # the width of most characters, as a part of the font size
 _LINE = 1.5  # the height of a line of text, as a part of the font size
@@ -71,7 +71,7 @@ def styles(labels: Collection[str]) -> dict[str, dict[str, Any]]:
         at = max(methods, key=lambda at: len(_PLAIN[at])) if methods else len(_PLAIN) + index
         # Hues that are a golden section apart are far apart for neighbours.
         hue = np.array(hsv_to_rgb((0.618 * at % 1, 0.75, 0.9 - 0.15 * (at % 3))))
-        color = np.array(to_rgb(_FIRST[at])) if at < len(_FIRST) else hue
+        color = np.array(to_rgb(FIRST[at])) if at < len(FIRST) else hue
         colors.append((2 * color + seen[at]) / (2 + seen[at]))
         ranks.append((seen[at], at))
         seen[at] += 1

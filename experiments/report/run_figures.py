@@ -1,6 +1,7 @@
 """The figures of finished cells, as wide as a column or a page of a paper."""
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -284,24 +285,17 @@ def methods(columns: Sequence[ScoreColumn], title: str, names: Mapping[str, str]
     names: label -> how the figure calls it.
     """
     labels = [*columns[0].scores]
-    measure = columns[0].measure
-    high = 0.22 * len(labels) * max(1, len(columns) / 2) + 0.5
-    figure = figures.new(_COLUMN, high)
+    figure = figures.new(_COLUMN, 0.22 * len(labels) * max(1, len(columns) / 2) + 0.5)
     axis = figure.add_subplot()
-    styles = figures.styles(labels if len(columns) == 1 else [each.heading for each in columns])
+    of_method = figures.styles(labels)
+    of_rule = _styles_of_rules([column.heading for column in columns])
     for number, column in enumerate(columns):
         shift = (number - (len(columns) - 1) / 2) / (len(columns) + 1)
         for place, label in enumerate(labels):
-            values = measure.factor * column.scores[label].dropna().to_numpy(float)
-            if not len(values):
-                continue
-            how = styles[label if len(columns) == 1 else column.heading] | {"ls": ""}
-            half = None
-            if len(values) > 1:
-                mean, low, _ = differences.interval(values.tolist())
-                half = mean - low
-            axis.errorbar(np.mean(values), place + shift, xerr=half, capsize=2, lw=1, **how)
+            style = of_method[label] if len(columns) == 1 else of_rule[column.heading]
+            _draw_interval(axis, place + shift, column, label, style | {"ls": ""})
     for place, label in enumerate(labels):
+        axis.axhline(place + 0.5, color="0.92", lw=0.8, zorder=0)
         if all(column.scores[label].isna().all() for column in columns):
             axis.text(0.5, place, "no value", transform=axis.get_yaxis_transform(), va="center")
     shown = [figures.wrapped(names.get(label, label), 1.3, _TEXT) for label in labels]
@@ -309,11 +303,31 @@ def methods(columns: Sequence[ScoreColumn], title: str, names: Mapping[str, str]
     axis.set_ylim(len(labels) - 0.5, -0.5)
     axis.grid(axis="x", color="0.92")
     axis.set_axisbelow(True)
-    axis.set_xlabel(f"test {measure.heading()}")
+    axis.set_xlabel(f"test {columns[0].measure.heading()}")
     seeds = max(int(column.scores.notna().sum().max()) for column in columns)
     about = "one seed" if seeds == 1 else f"mean and its 95% interval over {seeds} seeds"
     figures.entitle(figure, f"{title}\n{about}", _TEXT)
     if len(columns) > 1:
-        lines = [Line2D([], [], **styles[column.heading] | {"ls": ""}) for column in columns]
-        figures.legend(figure, lines, [column.heading for column in columns], _TEXT)
+        lines = [Line2D([], [], **style | {"ls": ""}) for style in of_rule.values()]
+        figures.legend(figure, lines, [*of_rule], _TEXT)
     return figure
+
+
+def _styles_of_rules(headings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A style for each rule, in the colours that most people tell apart."""
+    styles = figures.styles(headings)
+    colors = itertools.cycle(figures.FIRST)
+    return {name: style | {"color": next(colors)} for name, style in styles.items()}
+
+
+def _draw_interval(
+    axis: Axes, place: float, column: Column, label: str, style: Mapping[str, Any]
+) -> None:
+    """Draws the mean of a method's scores and its 95% interval; nothing without a score."""
+    values = column.measure.factor * column.scores[label].dropna().to_numpy(float)
+    half = None
+    if len(values) > 1:
+        mean, low, _ = differences.interval(values.tolist())
+        half = mean - low
+    if len(values):
+        axis.errorbar(values.mean(), place, xerr=half, capsize=2, lw=1, **style)
