@@ -321,7 +321,7 @@ def _styles_of_rules(headings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _draw_interval(
-    axis: Axes, place: float, column: Column, label: str, style: Mapping[str, Any]
+    axis: Axes, place: float, column: ScoreColumn, label: str, style: Mapping[str, Any]
 ) -> None:
     """Draws the mean of a method's scores and its 95% interval; nothing without a score."""
     values = column.measure.factor * column.scores[label].dropna().to_numpy(float)
