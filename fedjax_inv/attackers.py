@@ -16,7 +16,8 @@ def _changed(
     algorithm: types.Algorithm, who: Sequence[int], change: Callable[[Tree, Array], Tree]
 ) -> types.Algorithm:
     """Return `algorithm` whose clients `who` upload change(upload, random key)."""
-    exchange, attackers = averaging.sole_exchange(algorithm), jnp.asarray(who, jnp.int32)
+    exchange = averaging.sole_exchange(algorithm)
+    attackers = jnp.asarray(who, jnp.int32)
 
     def client(visit: types.Visit) -> types.Reply:
         reply = exchange.client(visit)

@@ -199,7 +199,8 @@ def averaging(
     The algorithm's `network` is the server's, of the shared variables alone; a method with other
     ones replaces it.
     """
-    beside, begin = side or SideState(), start or (lambda visit: work.init(visit.message.variables))
+    beside = side or SideState()
+    begin = start or (lambda visit: work.init(visit.message.variables))
 
     def client(visit: types.Visit) -> types.Reply:
         trained = work.run(gradient_from(visit), begin(visit), visit.shard, visit.key)
@@ -269,7 +270,8 @@ def _blank(server: servers.Server) -> Upload:
 def _aggregate(weighting: str | aggregators.Weight, side: SideState) -> types.Aggregator:
     """Return the aggregator of `Upload`."""
     weight = aggregators.weight_of(weighting)
-    mean, total = aggregators.mean(weight), aggregators.weight_sum(weight)
+    mean = aggregators.mean(weight)
+    total = aggregators.weight_sum(weight)
     return aggregators.combine(Upload(mean, side.aggregate, total))
 
 

@@ -67,7 +67,8 @@ class Axis(NamedTuple):
             return Assignment(slots, who, lambda results: results)
         length, k = _length(slots), self.num_devices
         if self.replicated:
-            is_mine, room = self.is_mine(length), clients_per_device(length, k)
+            is_mine = self.is_mine(length)
+            room = clients_per_device(length, k)
         else:
             is_mine = present & (owner(who, num_clients, k) == self.device)
             room = min(length, clients_per_device(num_clients, k))

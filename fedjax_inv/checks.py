@@ -28,7 +28,10 @@ class UsageError(ValueError):
         self, argument: str, value: Any = ..., allowed: str = "", **others: tuple[str, Any]
     ) -> None:
         super().__init__(argument, value, allowed)
-        self.argument, self.value, self.allowed, self.others = argument, value, allowed, others
+        self.argument = argument
+        self.value = value
+        self.allowed = allowed
+        self.others = others
 
     def __str__(self) -> str:
         return self.line(_assigned)
@@ -158,7 +161,9 @@ def federation(federation: types.Federation) -> None:
     if not is_concrete((order, start, size)):
         return
     num_examples = len(jax.tree.leaves(data)[0])
-    rows, first, count = np.asarray(order), np.asarray(start, np.int64), np.asarray(size)
+    rows = np.asarray(order)
+    first = np.asarray(start, np.int64)
+    count = np.asarray(size)
     if rows.size and not (rows.min() >= 0 and rows.max() < num_examples):
         text = f"holds {rows.min()}..{rows.max()}, must be rows in 0..{num_examples - 1}"
         raise UsageError("order", ..., text)

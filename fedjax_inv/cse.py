@@ -110,7 +110,8 @@ class _Interpreter:
         return self._results[operation]
 
     def _identity(self, equation: core.JaxprEqn, names: tuple[Hashable, ...]) -> _Operation:
-        kind, params = equation.primitive.name, tuple(sorted(equation.params.items()))
+        kind = equation.primitive.name
+        params = tuple(sorted(equation.params.items()))
         function = _inner(equation, "custom_jvp_call", "call_jaxpr")
         if function and _is_maximum_with_0(function):
             return _Operation("relu", names)

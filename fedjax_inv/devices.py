@@ -131,7 +131,8 @@ def mesh(shape: tuple[int, int], devices: Sequence[Device]) -> Mesh | None:
     """
     if math.prod(shape) == 1:
         return None
-    kinds, used = (AxisType.Auto,) * 2, devices[: math.prod(shape)]
+    kinds = (AxisType.Auto,) * 2
+    used = devices[: math.prod(shape)]
     return jax.make_mesh(shape, (RUNS, CLIENTS), kinds, devices=used)
 
 
@@ -184,7 +185,8 @@ class Layout(NamedTuple):
         order, settings = rows.ravel(), runs.shape[1]
         if columns.size < rows.size:
             parts = np.split(columns, number, axis=1)
-            order, settings = np.concatenate([part.ravel() for part in parts]), parts[0].shape[1]
+            order = np.concatenate([part.ravel() for part in parts])
+            settings = parts[0].shape[1]
         if settings == 1 or len(order) > _MORE * len(_evenly(runs.size, number)):
             return self
         is_moved = not np.array_equal(order, np.arange(runs.size))
@@ -414,7 +416,9 @@ class Devices(NamedTuple):
 
         Raises UsageError if there are too few devices.
         """
-        used, own, copied = platforms.devices(self.number), self.own, num_bytes
+        used = platforms.devices(self.number)
+        own = self.own
+        copied = num_bytes
         if self.streams(num_clients, num_bytes):
             own, copied = False, 0
         while True:
@@ -497,7 +501,8 @@ def _by_owner(num_examples: int, inputs: T, layout: Layout) -> tuple[np.ndarray,
     nodes, structure = jax.tree.flatten(inputs, is_leaf=is_shards)
     places = [at for at, node in enumerate(nodes) if is_shards(node)]
     shards = [type(nodes[at])(*map(np.asarray, nodes[at])) for at in places]
-    k_r, k_c = layout.run_devices, layout.client_devices
+    k_r = layout.run_devices
+    k_c = layout.client_devices
     runs = np.array_split(np.arange(len(shards[0].size)), k_r)
     held: list[np.ndarray] = []  # for each device its examples
     orders: Any = [[[np.zeros(0)] * sum(map(len, runs)) for _ in range(k_c)] for _ in shards]

@@ -106,7 +106,8 @@ def plan(
     for name, number in {"batch_size": batch_size, "epochs": epochs, "steps": steps}.items():
         if number is not None:
             checks.integer(name, number, 1, _MOST)
-    facts, factor = facts_of(algorithm), settings.pop("learning_rate_schedule", None)
+    facts = facts_of(algorithm)
+    factor = settings.pop("learning_rate_schedule", None)
     if factor is not None:
         checks.function("learning_rate_schedule", factor)
     loss, grid = settings.pop("loss", None), grid or {}
@@ -380,7 +381,9 @@ class LocalTraining(NamedTuple):
 
     def chain(self, values: Mapping[str, float | Array]) -> optax.GradientTransformation:
         """Return the optimizer after clipping, and after decay of the clipped gradient."""
-        momentum, decay, clip = values["momentum"], values["weight_decay"], values["clip"]
+        momentum = values["momentum"]
+        decay = values["weight_decay"]
+        clip = values["clip"]
         more = {} if checks.is_known_zero(momentum) else {"momentum": momentum}
         made = self.optimizer(values["learning_rate"], **more)
         checks.record("optimizer", made, optax.GradientTransformation)
@@ -395,7 +398,8 @@ class LocalTraining(NamedTuple):
 
     def work(self, values: Mapping[str, float | Array]) -> types.Work:
         """Return local training with a learning rate, a momentum, a decay and a largest norm."""
-        chain, is_plain = self.chain(values), self.optimizer is optax.sgd
+        chain = self.chain(values)
+        is_plain = self.optimizer is optax.sgd
         # A method that needs the momentum knows it of plain SGD alone.
         is_plain &= checks.is_known_zero(values["weight_decay"])
         known = values["momentum"] if is_plain else None

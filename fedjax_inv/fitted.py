@@ -75,7 +75,8 @@ class History:
 
 def _check_like(name: str, given: Tree, sample: Tree, kind: Callable[[Any], str]) -> None:
     """Raise UsageError unless arrays [B, ...] have the shapes and kinds of others [M, ...]."""
-    found, needed = clients.form(given, kind), clients.form(sample, kind)
+    found = clients.form(given, kind)
+    needed = clients.form(sample, kind)
     lengths = clients.lengths(given)
     if found != needed or len(lengths) != 1 or -1 in lengths:
         text = f"must hold examples of {needed}, as in training, in one number; holds {found}"
@@ -87,7 +88,9 @@ class Diverged(ArithmeticError):
 
     def __init__(self, round: int, client: int, index: int, run: Run) -> None:
         """Name the round (from 1), the client, and the run with its number."""
-        self.round, self.client, self.index = round, client, index
+        self.round = round
+        self.client = client
+        self.index = index
         parts = [f"seed={run.seed}", *(f"{k}={v:g}" for k, v in run.hyper.items())]
         of = ", ".join(parts + [f"without {run.left_out}"] * bool(run.left_out))
         where = f"round {round}, client {client}, run {index} ({of})"
@@ -187,7 +190,8 @@ class Fitted:
 
         The history then begins after that round.
         """
-        self.training, self.round = self.plan.program.placed(stored), round
+        self.training = self.plan.program.placed(stored)
+        self.round = round
 
     def stored(self) -> Training:
         """Return the states of all runs and clients [R, C, ...], the same on any devices.
@@ -279,7 +283,8 @@ class Fitted:
         """
         chosen = range(len(self.runs)) if runs is None else runs
         networks = [jax.device_get(self.network(run)) for run in chosen]
-        inputs, first = self.plan.inputs, functools.partial(first_network, self.plan.experiment)
+        inputs = self.plan.inputs
+        first = functools.partial(first_network, self.plan.experiment)
         own_inputs = inputs.seed, inputs.variables, inputs.scaling, inputs.targets
         kept = self.plan.program.gathered(own_inputs)
 
@@ -304,7 +309,8 @@ class Fitted:
         classes are argmax(-1). `client` is the client that is served, for an algorithm with
         personal networks, or None for one that was never seen.
         """
-        algorithm, state = self.algorithm(run), self.stored().state
+        algorithm = self.algorithm(run)
+        state = self.stored().state
         x = self._inputs_of(x)
         self._check_client(client)
         server = jax.tree.map(lambda leaf: leaf[run], state.server)
@@ -336,7 +342,8 @@ class Fitted:
         parts, number = [rows], client or 0
         if client is not None:
             parts = [rows if c == client else rows[:0] for c in range(self._num_clients)]
-        served, scores = federation.of_parts(data, parts), []
+        served = federation.of_parts(data, parts)
+        scores = []
         for run in range(len(self.runs)):
             of_run = self._evaluate(
                 self.runs[run].hyper, self.state(run), served, client is not None

@@ -79,8 +79,10 @@ def _turn(
     app: _App, index: int, arrays: Any, rows: types.Examples, client: Any, round: Any, key: Any
 ) -> tuple[types.Reply, Any]:
     """Return the reply of a client in an exchange, and whether it is finite."""
-    got, number = _tree(arrays, _received(app, index, rows)), _number(rows)
-    zero, order = jnp.int32(0), jnp.arange(number, dtype=jnp.int32)
+    got = _tree(arrays, _received(app, index, rows))
+    number = _number(rows)
+    zero = jnp.int32(0)
+    order = jnp.arange(number, dtype=jnp.int32)
     shard = types.Shard(rows, order, zero, jnp.int32(number), client)
     for each in (round, index, client):
         key = jax.random.fold_in(key, each)
@@ -94,7 +96,8 @@ def _forms(app: _App, rows: types.Examples) -> list[dict[str, Tree]]:
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype), rows)
     forms = [_received(app, index, one) for index in range(len(app.algorithm.exchanges))]
     for index, form in enumerate(forms):
-        turn, zero = functools.partial(_turn, app, index), np.int32(0)
+        turn = functools.partial(_turn, app, index)
+        zero = np.int32(0)
         reply, _ = jax.eval_shape(turn, saved.named(form), one, zero, zero, jax.random.key(0))
         form |= {"upload": reply.upload, "example": one}
     return forms
@@ -149,7 +152,8 @@ def client_app(
     """
 
     def about(message: Message, context: Context) -> Message:
-        rows, config = examples(context.node_config), context.node_config
+        rows = examples(context.node_config)
+        config = context.node_config
         checks.integer("client", config.get("client"), 0)
         forms = _forms(_App(algorithm, model, message.content["about"]["num_clients"]), rows)
         answer = {"client": config["client"], "size": _number(rows), "lines": _lines(forms)}
@@ -158,8 +162,10 @@ def client_app(
         return Message(RecordDict({"about": ConfigRecord(answer)}), reply_to=message)
 
     def train(index: int, message: Message, context: Context) -> Message:
-        told, kept = message.content["about"], _kept(context)
-        rows, key = examples(context.node_config), jnp.array(told["key"], jnp.uint32)
+        told = message.content["about"]
+        kept = _kept(context)
+        rows = examples(context.node_config)
+        key = jnp.array(told["key"], jnp.uint32)
         reply, is_finite = _turn(
             _App(algorithm, model, told["num_clients"]),
             index,
@@ -237,7 +243,10 @@ class _Server:
     def __init__(
         self, app: _App, example: types.Examples, grid: Grid, timeout: float, path: Path
     ) -> None:
-        self.app, self.grid, self.timeout, self.path = app, grid, timeout, path
+        self.app = app
+        self.grid = grid
+        self.timeout = timeout
+        self.path = path
         self.forms = _forms(app, example)
         self.nodes: dict[int, _Node] = {}  # by client
         self.known: set[int] = set()  # nodes that have answered, if only by an error
@@ -252,7 +261,8 @@ class _Server:
         self.wait(least, is_start=True)
         sizes = {client: node.size for client, node in self.nodes.items()}
         # Who comes later counts as an average client.
-        mean, clients = max(1, sum(sizes.values()) // len(sizes)), range(self.app.num_clients)
+        mean = max(1, sum(sizes.values()) // len(sizes))
+        clients = range(self.app.num_clients)
         self.book.setdefault("run", run)
         self.book["size"] = self.book["size"] or [sizes.get(client, mean) for client in clients]
         self.start = _start(self.app, example, np.array(self.book["size"], np.int32), seed)
@@ -316,13 +326,17 @@ class _Server:
 
     def play(self, server: Tree, cohort: types.Cohort) -> Tree:
         """Return the server after a round."""
-        clients, algorithm, attended = cohort.who.tolist(), self.app.algorithm, False
+        clients = cohort.who.tolist()
+        algorithm = self.app.algorithm
+        attended = False
         size = np.array([self.nodes[c].size if c in self.nodes else 0 for c in clients], np.int32)
-        here, now = cohort.present & (size > 0), np.int32(self.book["round"])
+        here = cohort.present & (size > 0)
+        now = np.int32(self.book["round"])
         for index, exchange in enumerate(algorithm.exchanges):
             sent, attends = _open(exchange, server, cohort.who, now)
             asked = here & np.asarray(attends)
-            tag, name = f"{self.book['run']}.{now}.{index}", f"round {now + 1}, exchange {index}"
+            tag = f"{self.book['run']}.{now}.{index}"
+            name = f"round {now + 1}, exchange {index}"
             numbers = {client: self.nodes[client].number for client in cohort.who[asked].tolist()}
             contents = {n: self._content(client, tag, sent) for client, n in numbers.items()}
             answers = self.send(f"train.exchange_{index}", contents)
@@ -343,7 +357,8 @@ class _Server:
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *uploads)["upload"]
             position = jnp.arange(len(clients), dtype=jnp.int32)
             slots = types.Slots(position, cohort.who, present, jnp.asarray(size), cohort.delay)
-            server, attended = _close(exchange, server, stacked, slots), True
+            server = _close(exchange, server, stacked, slots)
+            attended = True
             for client in replies:
                 self.book["accepted"][client] = tag
         if attended and algorithm.after_round:

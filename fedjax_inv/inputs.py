@@ -229,7 +229,8 @@ def own_tests(
         parts = [test[owner == client] for client in range(len(split.domain))]
         if rule == "proportions" and not left_out:
             shards = federations.test_shards(split, num_classes, seed, source=source)
-            parts, test = federations.parts_of(shards), test[:0]
+            parts = federations.parts_of(shards)
+            test = test[:0]
         own.append(federations.of_parts(data, parts))
         others.append(federations.of_parts(data, [test[owner[: len(test)] < 0]]))
     if not rule:

@@ -54,7 +54,8 @@ def federation(
     client of four has two of two domains. No client has the last four examples, nor the last 8 rows
     of the order. Of other data the first sum(sizes) + 4 are taken.
     """
-    rng, number = np.random.default_rng(seed), sum(sizes) + 4
+    rng = np.random.default_rng(seed)
+    number = sum(sizes) + 4
     y = rng.integers(0, NUM_CLASSES, number)
     x = rng.integers(0, 120, (number, *IMAGE)) + 60 * y[:, None, None, None]
     parts = np.split(rng.permutation(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -84,7 +85,8 @@ def relaid(federation: types.Federation, clients: Sequence[int] | None = None) -
     The shapes are those of `federation`. All other examples and rows hold NaN, infinities and
     labels that are no class.
     """
-    data, parts = in_floats(federation).data, federations.parts_of(federation)
+    data = in_floats(federation).data
+    parts = federations.parts_of(federation)
     clients = range(federation.num_clients) if clients is None else clients
     number = len(jax.tree.leaves(data)[0])
     free = np.setdiff1d(np.arange(number), [row for client in clients for row in parts[client]])
@@ -207,7 +209,8 @@ def assert_close(first: Tree, second: Tree, *, rtol: float = 1e-4, atol: float =
             same = np.isclose(a, b, rtol, atol, equal_nan=True)
             apart = np.where(same, 0, np.nan_to_num(np.abs(a - b), nan=np.inf))
         if apart.max(initial=0) > worst:
-            worst, at = apart.max(), np.unravel_index(apart.argmax(), apart.shape)
+            worst = apart.max()
+            at = np.unravel_index(apart.argmax(), apart.shape)
             message = f"{name} differs by {worst:.3g}: {a[at]:.6g} and {b[at]:.6g}"
     assert not message, message
 
@@ -383,7 +386,8 @@ class Case:
 
         def one(lane: Lane, t: Array, federation: types.Federation) -> Result:
             algorithm = _refilled(self.build(lane.numbers), lane.is_refilled)
-            state, cohort = self.restored(lane.state), tree.take(lane.cohort, t)
+            state = self.restored(lane.state)
+            cohort = tree.take(lane.cohort, t)
             axis = devices.chunked(3)
             return rounds.step(algorithm, state, cohort, federation, axis=axis, drop_nonfinite=True)
 
@@ -557,7 +561,8 @@ def a_client_of_one_example_gives_no_nan(case: Case) -> None:
 
 def a_client_that_uploads_nan_is_reported_and_treated_as_absent(case: Case) -> None:
     """NaN in a client's examples reach its report and nobody else."""
-    who, data = np.array([4, POISONED, 0, 2, 1], np.int32), case.federation.data
+    who = np.array([4, POISONED, 0, 2, 1], np.int32)
+    data = case.federation.data
     if not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(data.x)):
         raise NotApplicable("not all inputs are floating-point numbers, which can be NaN")
     rows = federations.parts_of(case.federation)[POISONED]
@@ -635,7 +640,8 @@ def outputs_are_of_one_example_and_of_the_network(case: Case) -> None:
     For a client that was never seen they are those of `models.predict` of `Algorithm.network`,
     unless there is none, or the algorithm says that it has `own_outputs`.
     """
-    algorithm, x = case.algorithm, case.federation.data.x
+    algorithm = case.algorithm
+    x = case.federation.data.x
     network = None if algorithm.own_outputs else algorithm.network
 
     def of(saved: rounds.State) -> list[Array]:
@@ -772,7 +778,8 @@ def check(
 
 def _line(error: Exception) -> str:
     """Return an error in one line, with the last place outside of this package and JAX."""
-    text, own = checks.one_line(error), str(Path(__file__).parent)
+    text = checks.one_line(error)
+    own = str(Path(__file__).parent)
     if isinstance(error, AssertionError):
         return text
     frames = reversed(traceback.extract_tb(error.__traceback__))

@@ -58,7 +58,8 @@ def fold_sample(
 
     `fn` is as in `fold`; a client of fewer examples than `batch_size` uses all of them.
     """
-    shard, order = tree.on_device(shard), permutation.draw(key)
+    shard = tree.on_device(shard)
+    order = permutation.draw(key)
     # The batch depends on the turn, or XLA would move the work out of a loop that may run 0 times.
     return _sum(
         lambda turn: fn(_batch_of_pass(shard, order, turn, batch_size)), jnp.minimum(shard.size, 1)
@@ -145,7 +146,8 @@ def _in_step(advance: _Advance, local: types.Local, num_steps: Array, known: int
         goes_on = index + 1 < num_steps if known is None else state[2]
         return local, jax.tree.map(jnp.add, state[1], averaged), goes_on
 
-    has_steps, turns = num_steps > 0, _most(num_steps) if known is None else known
+    has_steps = num_steps > 0
+    turns = _most(num_steps) if known is None else known
     terms = jax.eval_shape(one, jnp.int32(0), local, has_steps)[1]
     # Or XLA would copy the start for whoever subtracts it from the result.
     local = jax.lax.optimization_barrier(local)
@@ -281,19 +283,23 @@ def epochs(
         return num_epochs * -(-size // batch_size)
 
     def plan(shard: types.Shard, key: Array) -> _Steps:
-        batches, drawn = -(-shard.size // batch_size), orders(key)
+        batches = -(-shard.size // batch_size)
+        drawn = orders(key)
 
         def batch_at(step: Array) -> types.Batch:
-            epoch, number = step // jnp.maximum(batches, 1), step % jnp.maximum(batches, 1)
+            epoch = step // jnp.maximum(batches, 1)
+            number = step % jnp.maximum(batches, 1)
             return _batch_of_pass(shard, tree.take(drawn, epoch), number, batch_size)
 
         return _Steps(num_epochs * batches, batch_at)
 
     def plan_of(batches: int, shard: types.Shard, key: Array) -> _Steps:
-        index, known = jnp.arange(batches * batch_size, dtype=jnp.int32), num_epochs * batches
+        index = jnp.arange(batches * batch_size, dtype=jnp.int32)
+        known = num_epochs * batches
         # All orders at once, before the first step.
         drawn = jax.vmap(lambda order: permutation.at(order, index, shard.size))(orders(key))
-        positions, in_batch = drawn.reshape(known, batch_size), index[:batch_size]
+        positions = drawn.reshape(known, batch_size)
+        in_batch = index[:batch_size]
 
         def batch_at(step: Array) -> types.Batch:
             first = step % batches * batch_size

@@ -199,7 +199,8 @@ def _of_classes(logits: Array, labels: Array, mask: Array) -> tuple[Array, Array
     Of an example with a logit of NaN, its class is NaN times predicted right.
     """
     chex.assert_rank([logits, labels], [2, 1])
-    classes, predicted = jnp.arange(logits.shape[1]), jnp.argmax(logits, -1)[:, None]
+    classes = jnp.arange(logits.shape[1])
+    predicted = jnp.argmax(logits, -1)[:, None]
     present = (labels.astype(jnp.int32)[:, None] == classes) & mask[:, None]
     right = jnp.where(jnp.isnan(logits).any(-1, keepdims=True), jnp.nan, predicted == classes)
     predicted = (predicted == classes) & mask[:, None]

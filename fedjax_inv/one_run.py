@@ -157,7 +157,8 @@ class OneRun:
 
     def start(self, data: types.Examples, inputs: Inputs) -> Training:
         """Return the training before the first round."""
-        state, thresholds = self.state(data, inputs), self.experiment.thresholds
+        state = self.state(data, inputs)
+        thresholds = self.experiment.thresholds
         # Without thresholds there is no stop to record.
         shapes = jax.eval_shape(self.scores, data, inputs, state, True) if thresholds else ()
         return Training(state, stopping.init(len(thresholds), shapes))

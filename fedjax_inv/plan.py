@@ -159,7 +159,8 @@ class Plan:
             raise UsageError("evaluations.unseen_norms", "estimated", text)
         if self.streams:
             assert not isinstance(self.program, Streamed)
-            source, every = stored.of_arrays(*self.data), self.evaluations.every
+            source = stored.of_arrays(*self.data)
+            every = self.evaluations.every
             program = Streamed(self.program, source, self.inputs, self.cohorts, every=every)
             # Its programs are compiled by its first calls, which read the examples, too.
             return place(program=program, is_compiled=True)
@@ -198,7 +199,9 @@ class Plan:
         plan = self.placed()
         if isinstance(plan.program, Streamed):
             return plan
-        jitted, data, inputs = plan.program.jitted, plan.data, plan.inputs
+        jitted = plan.program.jitted
+        data = plan.data
+        inputs = plan.inputs
         compiled = jitted.init.lower(data, inputs).compile()
 
         def placed(shape: jax.ShapeDtypeStruct, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -218,7 +221,8 @@ class Plan:
         plan = self.placed()
         if isinstance(plan.program, Streamed):
             return
-        jitted, arguments = plan.program.jitted, (plan.data, plan.inputs)
+        jitted = plan.program.jitted
+        arguments = (plan.data, plan.inputs)
         states = jax.eval_shape(jitted.init, *arguments)
         jax.eval_shape(jitted.evaluate, *arguments, states)
         jax.eval_shape(jitted.rounds, *arguments, states, plan.part(0))
@@ -250,7 +254,9 @@ class Plan:
         return fitted
 
     def _train(self, fitted: Fitted, callbacks: Sequence[Callback]) -> None:
-        program, data, inputs = self.program, self.data, self.inputs
+        program = self.program
+        data = self.data
+        inputs = self.inputs
         is_new = fitted.training is None
         if fitted.training is None:
             fitted.training = program.init(data, inputs)

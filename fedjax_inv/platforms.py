@@ -158,7 +158,8 @@ def devices(number: int | None = None) -> list[jax.Device]:
     Args:
       number: how many; None: all, but no more CPU devices than cores.
     """
-    there, is_cpu = jax.devices(), jax.default_backend() == "cpu"
+    there = jax.devices()
+    is_cpu = jax.default_backend() == "cpu"
     if jax.process_count() > 1:
         return there
     if number is None:

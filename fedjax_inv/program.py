@@ -59,7 +59,8 @@ class Program:
     def _jitted(self) -> Jitted:
         chunk = self.client_chunk
         axis = self.layout.axis(devices.chunked(chunk) if chunk else devices.vmapped())
-        run, layout = OneRun(self.experiment, axis), self.layout
+        run = OneRun(self.experiment, axis)
+        layout = self.layout
 
         def over_runs(fn: Callable[..., Tree], *arguments: Tree) -> Tree:
             with platforms.products_at(self.experiment.precision):
@@ -81,7 +82,8 @@ class Program:
         runs: Any = layout.run_spec
         specs = Training(rounds.State(runs, layout.client_spec, runs, runs, runs), runs)
         # `init` runs once, and in a short run `evaluate` seldom.
-        once, often = platforms.quick_to_compile(), platforms.one_thread()
+        once = platforms.quick_to_compile()
+        often = platforms.one_thread()
         seldom = often
         if self.experiment.quick_to_compile:
             once = seldom = often | platforms.quickest_to_compile()

@@ -76,7 +76,8 @@ def init(
     axis = devices.vmapped() if axis is None else axis
     # Zeros, as only the shape may matter: devices that own their clients have different examples.
     sample = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), federation.data.x)
-    has_examples, server_key = federation.size > 0, jax.random.fold_in(key, 0)
+    has_examples = federation.size > 0
+    server_key = jax.random.fold_in(key, 0)
     mean_size = federation.size.sum() / jnp.maximum(has_examples.sum(), 1)
     setup = types.Setup(
         variables, federation.num_clients, sample, server_key, has_examples, mean_size
@@ -150,7 +151,8 @@ def _exchange(
         slot, local_index = turn
         own = tree.take(state.clients, local_index)
         # An absent client gets no examples, so under a scan it costs next to nothing.
-        start, size = federation.start[slot.who], jnp.where(slot.present, slot.size, 0)
+        start = federation.start[slot.who]
+        size = jnp.where(slot.present, slot.size, 0)
         shard = types.Shard(federation.data, federation.order, start, size, slot.who)
         received = message
         if history > 1:
@@ -173,21 +175,24 @@ def _exchange(
     # Traced once for its shapes and for the fold; inlined, the program is the same.
     client = jax.jit(client, inline=True)
     (upload, _), shapes = jax.eval_shape(client, tree.take(turns, 0))
-    down, up = communication.size((message, undelayed)), communication.size(upload)
+    down = communication.size((message, undelayed))
+    up = communication.size(upload)
     chex.assert_trees_all_equal_shapes(shapes.metrics, dict.fromkeys(shapes.metrics, state.round))
     start = exchange.aggregate.init(upload, slots.who.shape[0])
     sums, result = axis.fold(client, add, start, turns)
     metrics, present, finite = mine.gather((result.metrics, result.present, result.finite))
-    aggregated, attending = (
-        exchange.aggregate.finish(sums),
-        types.Cohort(cohort.who, present, delay),
-    )
+    aggregated = exchange.aggregate.finish(sums)
+    attending = types.Cohort(cohort.who, present, delay)
     server = exchange.update(state.server, aggregated, attending)
     _assert_same(server, state.server, f"exchanges[{index}].update returns another server")
     # Each device writes the states of the clients that lie on it; an absent client writes nothing.
-    where, own, wrote = mine.local_index, result.own, result.present
+    where = mine.local_index
+    own = result.own
+    wrote = result.present
     if axis.replicated:
-        where, own, wrote = slots.who, mine.gather(result.own), present
+        where = slots.who
+        own = mine.gather(result.own)
+        wrote = present
     # An index beyond all clients, where nothing is written.
     nowhere = axis.local_clients(federation.num_clients).shape[0]
     histories = list(state.broadcast_history)

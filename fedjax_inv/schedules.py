@@ -326,7 +326,8 @@ class _Queue(NamedTuple):
 def _buffered(
     key: Array, num_rounds: int, buffer: int, at_once: int, seconds: Array, longest: int
 ) -> types.Cohort:
-    num_clients, everybody = len(seconds), jnp.arange(len(seconds), dtype=jnp.int32)
+    num_clients = len(seconds)
+    everybody = jnp.arange(len(seconds), dtype=jnp.int32)
 
     def version(queue: _Queue, now: Array) -> tuple[_Queue, tuple[Array, Array]]:
         drawn = permutation.draw(jax.random.fold_in(key, now))

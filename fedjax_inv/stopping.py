@@ -50,7 +50,8 @@ def update(
     """
     chex.assert_shape([accuracy, thresholds], [(), stops.round.shape])
     # In float32 outside of a trace, too.
-    accuracy, thresholds = jnp.asarray(accuracy), jnp.asarray(thresholds)
+    accuracy = jnp.asarray(accuracy)
+    thresholds = jnp.asarray(thresholds)
     # Not a loop of 0 or 1 turns around `measure`: XLA moves loop-invariant code out of loops.
     is_met = accuracy >= thresholds if above else accuracy < thresholds
     now = (stops.round == 0) & is_met & (num_rounds >= warm_start)

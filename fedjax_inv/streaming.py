@@ -69,7 +69,8 @@ class Streamed:
     ) -> tuple[Training, Played]:
         """Play the next rounds, part by part."""
         parts = self._parts
-        done, reports = int(np.ravel(training.state.round)[0]), []
+        done = int(np.ravel(training.state.round)[0])
+        reports = []
         for at in range(0, cohorts.who.shape[1], parts.length):
             part = parts.of_rounds(done + at)
             jax.block_until_ready(training)  # or parts would pile up on the devices
@@ -83,7 +84,8 @@ class Streamed:
 
     def evaluate(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate part by part, and return the outcome of no rounds."""
-        parts, evaluate = self._parts, self._program.evaluate
+        parts = self._parts
+        evaluate = self._program.evaluate
         if parts.num_evaluated == 1:
             return evaluate(*parts.first_evaluated, training)
         outcomes = (evaluate(*part, training) for part in parts.evaluated())
@@ -165,7 +167,8 @@ class _Rows:
 
     def add(self, run: int, order: np.ndarray, start: np.ndarray, size: np.ndarray) -> np.ndarray:
         """Add the rows of a run's shards, and return where these begin in `order` now."""
-        rows, at = rows_of(order, start, size), self._filled[run]
+        rows = rows_of(order, start, size)
+        at = self._filled[run]
         self._filled[run] = at + len(rows)
         self.numbers[run, at : at + len(rows)] = rows
         return at + np.cumsum(size) - size
@@ -191,7 +194,9 @@ class _Parts:
         every: int,
         part_bytes: int,
     ) -> None:
-        self._source, self._cohorts, self._layout = source, cohorts, layout
+        self._source = source
+        self._cohorts = cohorts
+        self._layout = layout
         self._train = _Shards(*map(np.asarray, inputs.train[:3]))
         held_out = [getattr(inputs, name) for name in _HELD_OUT]
         shards, self._structure = jax.tree.flatten(held_out, is_leaf=devices.is_shards)
@@ -219,7 +224,8 @@ class _Parts:
 
     def without_rows(self) -> _Part:
         """Return one example, and the training clients without their rows."""
-        order, start = np.zeros((self._num_runs, 1), np.int32), np.zeros_like(self._train.start)
+        order = np.zeros((self._num_runs, 1), np.int32)
+        start = np.zeros_like(self._train.start)
         return self._placed(np.zeros(1, int), train=self._clients(order, start))
 
     def _clients(self, order: Any, start: Any) -> ClientShards:
@@ -228,7 +234,8 @@ class _Parts:
 
     def _placed(self, rows: np.ndarray, **shards: Tree) -> _Part:
         """Read rows and place them beside the inputs with these shards."""
-        data, inputs = self._source.take(rows.reshape(-1)), self._inputs._replace(**shards)
+        data = self._source.take(rows.reshape(-1))
+        inputs = self._inputs._replace(**shards)
         if self._layout.mesh is None:
             return jax.device_put((data, inputs))
         return self._layout.place(data, inputs)
@@ -263,7 +270,8 @@ class _Parts:
             self._ahead = first, self._thread.submit(self._read_rounds, first)
 
     def _read_rounds(self, first: int) -> _Part:
-        rows, begin = _Rows(self._num_runs, self._room), np.zeros(self._train.start.shape, np.int32)
+        rows = _Rows(self._num_runs, self._room)
+        begin = np.zeros(self._train.start.shape, np.int32)
         for run, (order, start, size) in enumerate(zip(*self._train, strict=True)):
             who = self._present(run, first, self.length)
             begin[run, who] = rows.add(run, order, start[who], size[who])
@@ -286,7 +294,8 @@ class _Parts:
         return self._thread.submit(self._read_evaluated, 0).result()
 
     def _read_evaluated(self, number: int) -> _Part:
-        rows, held_out = _Rows(self._num_runs, self._evaluated_room), []
+        rows = _Rows(self._num_runs, self._evaluated_room)
+        held_out = []
         for kind, each in zip(self._kinds, self._held_out, strict=True):
             skip, taken = _window(each.size, number, self.num_evaluated, self._blocks)
             begin: Any = np.zeros(taken.shape, np.int32)

@@ -36,7 +36,8 @@ def put(tree: Tree, index: Array, values: Tree) -> Tree:
     # If all entries may be written, each looks for its value: on an accelerator a scatter is a
     # kernel of its own for each leaf, and a copy if the old leaf is used again.
     is_here = index == jnp.arange(length)[:, None]
-    source, is_written = jnp.argmax(is_here, 1), is_here.any(1)
+    source = jnp.argmax(is_here, 1)
+    is_written = is_here.any(1)
 
     def found(leaf: Array, value: Array) -> Array:
         return jnp.where(is_written.reshape(-1, *[1] * (leaf.ndim - 1)), value[source], leaf)

@@ -34,7 +34,8 @@ def lift(exchange: types.Exchange, field: str = "wrapped") -> types.Exchange:
 
     It changes the `field` of the server that holds the inner one, and no other.
     """
-    blank, inner = exchange.blank, operator.attrgetter(field)
+    blank = exchange.blank
+    inner = operator.attrgetter(field)
 
     def update(server: Tree, aggregated: Tree, cohort: types.Cohort) -> Tree:
         return server._replace(**{field: exchange.update(inner(server), aggregated, cohort)})
@@ -56,7 +57,8 @@ def around(
     Its server before the first round is that of `init_server`, and its exchanges are on the
     wrapping server; see `lift`.
     """
-    network, after = algorithm.network, algorithm.after_round
+    network = algorithm.network
+    after = algorithm.after_round
 
     def init_client(server: Tree, who: Array) -> Tree:
         return algorithm.init_client(server.wrapped, who)

@@ -269,7 +269,8 @@ def _gradient(
         local_direction = chosen.local_direction(at, global_direction)
         past, number = history.total, history.num_batches
         if not chosen.history_average:
-            past, number = jnp.zeros_like(past), jnp.zeros_like(number)
+            past = jnp.zeros_like(past)
+            number = jnp.zeros_like(number)
 
         def risk(params: types.Halves) -> tuple[Array, tuple[types.Halves, Array, Array]]:
             features, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)

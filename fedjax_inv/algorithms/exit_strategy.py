@@ -231,7 +231,8 @@ def _global_gradient(phase: Phase, measure: _Measure) -> types.Exchange:
         if phase.smoothness is None:
             direction, estimate = power_step(old.direction, product)
         else:
-            direction, estimate = old.direction, jnp.asarray(phase.smoothness)
+            direction = old.direction
+            estimate = jnp.asarray(phase.smoothness)
         smoothness = estimate.astype(old.smoothness.dtype)
         new = old._replace(gradient=gradient, direction=direction, smoothness=smoothness)
         return server._replace(assessment=new)

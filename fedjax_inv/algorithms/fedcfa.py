@@ -158,7 +158,8 @@ def _gradient(model: types.Model, chosen: _Settings, visit: types.Visit) -> type
             factors, body = model.encode(params.body, stats.body, batch.x, mask, True, body_key)
             logits, head = model.decode(params.head, stats.head, factors, mask, True, head_key)
             total = objectives.cross_entropy(logits, batch.y, mask)
-            metrics, moved = {"loss": total}, types.Halves(body, head)
+            metrics = {"loss": total}
+            moved = types.Halves(body, head)
             if chosen.swaps:
                 losses, moved = _counterfactual_losses(
                     model,

@@ -131,7 +131,8 @@ def feddg_ga(
     def train(visit: types.Visit) -> types.Reply:
         received, weights = visit.message
         trained = work.run(grad_fn, work.init(received), visit.shard, visit.key)
-        weight, own = weights[visit.shard.who], trained.local.variables
+        weight = weights[visit.shard.who]
+        own = trained.local.variables
         delta = tree.scaled(weight, servers.upload_of(own, received))
         measured = averaging.MeasuredRisk(jnp.asarray(risk(own, visit), float), visit.round)
         return types.Reply(measured, Upload(delta, weight), trained.metrics)
@@ -145,7 +146,8 @@ def feddg_ga(
 
     def measure(visit: types.Visit) -> types.Reply:
         # An update that was dropped, for example because it held NaN, left an older state.
-        averaged, own = risk(visit.undelayed_message, visit), visit.own
+        averaged = risk(visit.undelayed_message, visit)
+        own = visit.own
         return types.Reply(own, Gap(averaged - own.risk, own.round == visit.round, averaged), {})
 
     def adjust(

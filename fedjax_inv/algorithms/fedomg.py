@@ -92,7 +92,8 @@ def matched(
       kappa: weight of the matched direction; 0 is the mean.
       rescale: whether the step is divided by 1 + kappa^2, as in the released code.
     """
-    gram, mean = products(changes), present / present.sum()
+    gram = products(changes)
+    mean = present / present.sum()
     gamma = matching_weights(gram, present, kappa=kappa)
     square = jnp.maximum(gamma @ gram @ gamma, 0)
     # Changes that cancel have no direction to add.

@@ -43,7 +43,8 @@ def divergence(mean: Array, deviation: Array, to_mean: Array, to_deviation: Arra
     All arguments are [B, ...]; deviations are above 0.
     """
     chex.assert_equal_shape([mean, deviation, to_mean, to_deviation])
-    ratio, apart = deviation / to_deviation, (mean - to_mean) / to_deviation
+    ratio = deviation / to_deviation
+    apart = (mean - to_mean) / to_deviation
     return _summed((ratio**2 + apart**2 - 1) / 2 - jnp.log(ratio))
 
 
@@ -60,7 +61,8 @@ def _gaussians(model: types.Model, setup: types.Setup) -> Tree:
     features, outputs = averaging.output_shapes(model, setup)
     chex.assert_type(features, float)
     # Parameters in bfloat16 would lose small steps.
-    width, dtype = features.shape[-1], jnp.promote_types(features.dtype, jnp.float32)
+    width = features.shape[-1]
+    dtype = jnp.promote_types(features.dtype, jnp.float32)
     of_classes = (outputs.shape[-1], *features.shape[1:])
     return {
         "kernel": jax.nn.initializers.lecun_normal()(setup.key, (width, width), dtype),

@@ -60,7 +60,8 @@ def fish(
         def inner(state: tuple[types.Variables, types.Halves], which: Array) -> tuple[Tree, Array]:
             """Step along the gradient of a domain; without members nothing changes."""
             (params, stats), total = state
-            mask, is_present = members[which], members[which].any()
+            mask = members[which]
+            is_present = members[which].any()
             # A gradient needs an example.
             real = batch._replace(mask=jnp.where(is_present, mask, batch.mask))
             step = risk_gradient(

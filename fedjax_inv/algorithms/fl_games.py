@@ -281,7 +281,8 @@ def _of_scale(mean: Array, output_scale: float | Array | None, players: Array) -
 
 def _together(logits: Array, plays: Array, output_scale: float | Array | None) -> Array:
     """The ensemble: the mean of logits [C, B, K] over the players, or their sum in that scale."""
-    total, players = jnp.where(plays[:, None, None], logits, 0).sum(0), jnp.maximum(plays.sum(), 1)
+    total = jnp.where(plays[:, None, None], logits, 0).sum(0)
+    players = jnp.maximum(plays.sum(), 1)
     return _of_scale(total / players, output_scale, players)
 
 

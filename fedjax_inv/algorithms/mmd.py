@@ -31,7 +31,8 @@ def distance(features: Array, members: Array) -> Array:
     """
     squares = ((features[:, None] - features) ** 2).sum(-1)  # which XLA computes in one loop
     kernel = sum(jnp.exp(-each * squares) for each in BANDWIDTHS)
-    shares, present = domains.shares_of(members), members.any(1)
+    shares = domains.shares_of(members)
+    present = members.any(1)
     means = shares @ kernel @ shares.T
     within = jnp.diagonal(means)
     each = within[:, None] + within - 2 * means

@@ -31,7 +31,8 @@ def resized_crop(image: Array, top: Array, left: Array, height: Array, width: Ar
         at = start + jnp.clip(at, 0, length - 1)
         return jnp.maximum(0, 1 - jnp.abs(at[:, None] - jnp.arange(size)))
 
-    rows, columns = weights(top, height, image.shape[0]), weights(left, width, image.shape[1])
+    rows = weights(top, height, image.shape[0])
+    columns = weights(left, width, image.shape[1])
     return jnp.einsum("ri,sj,ijc->rsc", rows, columns, image, precision="highest")
 
 

@@ -34,7 +34,9 @@ def by_client(x: Tree, y: Tree, client: Any) -> _Rows:
 
     `client` [M] are integers, the client of each example, in whose order clients are numbered.
     """
-    x, y, client = _inputs_of(x, "x"), arrays_of(y, "y"), arrays_of(client, "client")
+    x = _inputs_of(x, "x")
+    y = arrays_of(y, "y")
+    client = arrays_of(client, "client")
     if client.dtype.kind not in "iu" or lengths((x, y, client)) != {client.size} or not client.size:
         needed = f"must be integers [M], one for each example{for_texts('client', client)}"
         raise UsageError("client", client, needed)
@@ -253,7 +255,8 @@ def of_dataset(
         text = "must be a function, such as `federation.partitioner(name, dataset, num_clients)`"
         raise UsageError("partition", partition, text)
     checks.integer("partition_seed", partition_seed or 0, 0)
-    x, y = arrays_of(dataset.x, "dataset.x"), arrays_of(dataset.y, "dataset.y")
+    x = arrays_of(dataset.x, "dataset.x")
+    y = arrays_of(dataset.y, "dataset.y")
     for text in suspicions("dataset.", x, y):
         warnings.warn(text, stacklevel=3)
     data = federations.examples_on_host(x, y, dataset.domain)

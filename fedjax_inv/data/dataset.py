@@ -77,7 +77,8 @@ def check_dataset(dataset: Dataset) -> None:
     for name, names in (("classes", dataset.classes), ("domains", dataset.domains)):
         if not names or len({*names}) < len(names):
             raise UsageError(f"dataset.{name}", names, "must be different names, at least one")
-    num_names, num_examples = len(dataset.classes), len(dataset.y)
+    num_names = len(dataset.classes)
+    num_examples = len(dataset.y)
     ends = {"domain": len(dataset.domains), "user": 2**31, "original": 2**31}
     ends |= {"y": num_names} if dataset.task == "classes" else {}
     for name, end in ends.items():

@@ -75,7 +75,8 @@ def _coordinates(latents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     pixels = np.arange(_SIZE)
     right = pixels - (_FIRST + _SPAN * x)  # [n, 1, 64]
     up = (_FIRST + _SPAN * y) - pixels[:, None]  # [n, 64, 1]
-    cos, sin = np.cos(orientation) / scale, np.sin(orientation) / scale
+    cos = np.cos(orientation) / scale
+    sin = np.sin(orientation) / scale
     return cos * right + sin * up, cos * up - sin * right
 
 

@@ -260,7 +260,8 @@ def _environments(
     """Deal the examples to environments and draw the labels; return both, and the cue [M]."""
     domains = _domain_names("flips", [*flips, test_flip])
     rng = np.random.default_rng(seed)
-    num_examples, num_classes = len(dataset.y), len(dataset.classes)
+    num_examples = len(dataset.y)
+    num_classes = len(dataset.classes)
 
     def in_turn(count: int) -> np.ndarray:
         ends = np.rint(np.arange(1, len(flips) + 1) / len(flips) * count)

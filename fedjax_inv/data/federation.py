@@ -255,7 +255,8 @@ def split(
         raise UsageError("held_out", held_out, text)
     if imbalance != 1:
         check_classes(dataset)
-        labels, num_classes = dataset.y[to_deal], len(dataset.classes)
+        labels = dataset.y[to_deal]
+        num_classes = len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
     parts = _checked(partition(to_deal, rng), to_deal)
     if held_out_clients:
@@ -281,7 +282,8 @@ def split(
         for each in (rows[is_test], *unseen.values())
     )
     index = -1 if held_out is None else dataset.domains.index(held_out)
-    domains, test_domain = np.array(domain, np.int32), np.array([index], np.int32)
+    domains = np.array(domain, np.int32)
+    test_domain = np.array([index], np.int32)
     roles = [train, valid, [tested], *([each] for each in others)]
     every = np.arange(len(dataset.y))
     trains, valids, test, *more = _in_one_order(data, roles, every, first_row)
@@ -391,7 +393,8 @@ def without(split: Split, domain: str) -> Split:
     checks.one_of("left_out", domain, split.domains)
     if split.train.data.domain is None:
         raise UsageError("left_out", domain, "needs examples that have domains")
-    index, domain_of = split.domains.index(domain), np.asarray(split.train.data.domain)
+    index = split.domains.index(domain)
+    domain_of = np.asarray(split.train.data.domain)
     train, valid = map(parts_of, (split.train, split.valid))
     dealt = np.concatenate([*train, *valid])
     # In random order, as the first ones may be watched.
@@ -458,7 +461,8 @@ def test_shards(
     They are drawn by `partitions.shards_like`; clients may share rows. `source` is that of
     `wrong_labels.Mislabelled` if clients have wrong labels, as the right ones count.
     """
-    data, rng = split.test.data, np.random.default_rng(seed)
+    data = split.test.data
+    rng = np.random.default_rng(seed)
     labels = np.asarray(data.y)
     right = labels if source is None else labels[source]
     counts = partitions.class_counts(right, parts_of(split.train), num_classes)
@@ -470,7 +474,8 @@ def test_shards(
 
 def mixes_domains(split: Split, *, pooled: bool) -> bool:
     """Return whether a client has several domains, or all clients together if they are pooled."""
-    domain, clients = np.asarray(split.train.data.domain), parts_of(split.train)
+    domain = np.asarray(split.train.data.domain)
+    clients = parts_of(split.train)
     held = [np.concatenate(clients)] if pooled else clients
     return any(len(np.unique(domain[rows])) > 1 for rows in held)
 

@@ -140,7 +140,8 @@ def _cached(folder: Path, digest: str, pixels: int, decode: Callable[[BinaryIO],
             return path
     folder.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(folder)
-    free, most = shutil.disk_usage(folder).free, 3 * pixels
+    free = shutil.disk_usage(folder).free
+    most = 3 * pixels
     text = f"images of {pixels:,} pixels take {most / 1e9:,.1f} GB"
     if most > free:
         text += f", must be fewer or smaller, as {folder} has {free / 1e9:,.1f} GB left; "

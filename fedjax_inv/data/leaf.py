@@ -71,9 +71,11 @@ def _read(file: Path) -> dict[str, Any]:
 def _arrays(file: Path, user: str, record: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return images [n, 28, 28, 1] and labels [n] of a user, whose record has lists x and y."""
     try:
-        pixels, labels = np.asarray(record["x"], np.float32), np.asarray(record["y"])
+        pixels = np.asarray(record["x"], np.float32)
+        labels = np.asarray(record["y"])
         if labels.size == 0:  # lists without numbers are of floating point
-            pixels, labels = pixels.reshape(-1, _SIDE**2), labels.astype(int)
+            pixels = pixels.reshape(-1, _SIDE**2)
+            labels = labels.astype(int)
         is_image = pixels.shape == (len(labels), _SIDE**2) and labels.dtype.kind in "iu"
         fits = is_image and np.isin(labels, range(len(CLASSES))).all()
         fits = fits and ((pixels >= 0) & (pixels <= 1)).all()

@@ -81,7 +81,8 @@ def simpson(
     colors = ramp(6) if colors is None else colors
     checks.one_of("shading", shading, SHADINGS)
     pair = environments.grouped(dataset, {name: (name,) for name in (darker, lighter)})
-    num_clients, num_examples = len(colors) - 1, len(pair.y)
+    num_clients = len(colors) - 1
+    num_examples = len(pair.y)
     rng = np.random.default_rng(seed)
     domain = environments.dealt(
         pair, num_clients, lambda count: np.arange(count) % num_clients, test_fraction, rng

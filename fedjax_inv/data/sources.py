@@ -147,7 +147,8 @@ def _moved(dataset: Dataset) -> Dataset:
     for move in range(9):
         down, right = divmod(move, 3)
         x[:, move, down : down + height, right : right + width] = dataset.x
-    y, test = np.repeat(dataset.y, 9), np.repeat(dataset.test, 9)
+    y = np.repeat(dataset.y, 9)
+    test = np.repeat(dataset.test, 9)
     moved = _one_domain(x.reshape(-1, *x.shape[2:]), y, dataset.classes, test)
     return moved._replace(original=np.repeat(np.arange(count, dtype=np.int32), 9))
 
@@ -224,7 +225,8 @@ def _tfds(folder: Path) -> Dataset:
     _check_features(folder / "features.json")
     try:
         builder = tfds.builder_from_directory(folder)
-        features, splits = dict(builder.info.features), builder.info.splits
+        features = dict(builder.info.features)
+        splits = builder.info.splits
         image: Any = features.get("image")
         label: Any = features.get("label")
         is_image = isinstance(image, tfds.features.Image) and None not in image.shape
@@ -235,7 +237,8 @@ def _tfds(folder: Path) -> Dataset:
             raise UsageError(str(folder), ..., text)
         parts = [builder.as_data_source(split) for split in ("train", "test") if split in splits]
         sizes = [len(part) for part in parts]
-        x, y = np.empty((sum(sizes), *image.shape), np.uint8), np.empty(sum(sizes), np.int32)
+        x = np.empty((sum(sizes), *image.shape), np.uint8)
+        y = np.empty(sum(sizes), np.int32)
         for row, record in enumerate(record for part in parts for record in _records(part)):
             x[row], y[row] = record["image"], record["label"]
     except UsageError:
@@ -341,7 +344,8 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     user = _numbered(arrays["client"])[0] if "client" in arrays else None
     group = _numbered(arrays["group"])[0] if "group" in arrays else None
     none = np.zeros(len(y), bool)
-    test, valid = arrays.get("test", none), arrays.get("valid", none)
+    test = arrays.get("test", none)
+    valid = arrays.get("valid", none)
     if (test & valid).any() or (test | valid).all():
         text = "must leave an example to train on, and have none in common"
         raise ValueError(f"test and valid {text}")

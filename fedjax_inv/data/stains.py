@@ -136,7 +136,8 @@ def stained(
     rng = np.random.default_rng(seed)
     domain = _dealt(dataset, len(agreements), domain_size, test_fraction, rng)
     held = dataset._replace(domain=domain, test=np.zeros(len(domain), bool)).take(domain >= 0)
-    domain, y = held.domain, _mostly(held.y, 1 - label_noise, len(dataset.classes), rng)
+    domain = held.domain
+    y = _mostly(held.y, 1 - label_noise, len(dataset.classes), rng)
     agreement = np.array([*agreements, test_agreement])[domain]
     is_test = domain == len(agreements)
 

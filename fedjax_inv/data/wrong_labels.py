@@ -98,7 +98,8 @@ def _referring(order: np.ndarray, split: Split, clients: np.ndarray, copies: _Co
     if len(copies.rows) == 0:
         return order
     for federation in (split.train, split.valid):
-        start, size = np.asarray(federation.start), np.asarray(federation.size)
+        start = np.asarray(federation.start)
+        size = np.asarray(federation.size)
         for client in clients:
             own = order[start[client] : start[client] + size[client]]  # a view
             at = np.minimum(np.searchsorted(copies.rows, own), len(copies.rows) - 1)

@@ -50,7 +50,8 @@ def alexnet(
     """
     if len(widths) != len(_CONVS) + 2:
         raise UsageError("widths", tuple(widths), f"must be {len(_CONVS)} channels and 2 units")
-    init, chosen = nn.initializers.he_normal(), lowerings.lowering(conv)
+    init = nn.initializers.he_normal()
+    chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         Conv(width, window, chosen, init, pool=pool, smallest=1 if i else 8)
         for i, (width, (window, pool)) in enumerate(zip(widths, _CONVS, strict=False))

@@ -74,14 +74,16 @@ def _of_halves(body: nn.Module, head: nn.Module, takes: Sequence[str]) -> types.
         key: Array | None = None,
         /,
     ) -> tuple[Tree, Tree]:
-        variables, more = {"params": params, "batch_stats": stats}, arguments(mask, train)
+        variables = {"params": params, "batch_stats": stats}
+        more = arguments(mask, train)
         if not train:
             return half.apply(variables, x, **more), stats
         rngs = None if key is None else {"dropout": key}
         outputs, changed = half.apply(variables, x, rngs=rngs, mutable=["batch_stats"], **more)
         return outputs, changed.get("batch_stats", {})
 
-    encode, decode = partial(apply_half, body), partial(apply_half, head)
+    encode = partial(apply_half, body)
+    decode = partial(apply_half, head)
 
     def init(key: Array, x: Tree) -> types.Variables:
         body_key, head_key = jax.random.split(key)

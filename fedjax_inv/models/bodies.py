@@ -37,7 +37,8 @@ _small = partial(vit, width=384, depth=12, heads=6)
 _base = partial(vit, width=768, depth=12, heads=12)
 _large = partial(vit, width=1024, depth=24, heads=16)
 _huge = partial(vit, width=1280, depth=32, heads=16)
-_TOKEN, _POOLED = "class token after the last norm", "mean over height and width"
+_TOKEN = "class token after the last norm"
+_POOLED = "mean over height and width"
 
 
 def _dinov2(make: Callable[..., types.Model], registers: int = 0) -> Body:

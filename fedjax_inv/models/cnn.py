@@ -92,7 +92,8 @@ def leaf_cnn(
       pixels before every convolution, which halves them: 4 pixels by default.
     """
     *channels, units = widths
-    chosen, smallest = lowerings.lowering(conv), 2 ** len(channels)
+    chosen = lowerings.lowering(conv)
+    smallest = 2 ** len(channels)
     blocks: list[nn.Module] = [
         Conv(width, 5, chosen, smallest=1 if i else smallest) for i, width in enumerate(channels)
     ]

@@ -128,12 +128,14 @@ def _read(file: str | Path, classes: Sequence[str]) -> np.ndarray:
     needed = f"an .npz file with names [{len(classes)}] and {_VECTORS} [{len(classes)}, P]"
     try:
         with np.load(checks.regular(Path(file).expanduser())) as archive:
-            names, vectors = map(str, archive["names"]), archive[_VECTORS].astype(np.float32)
+            names = map(str, archive["names"])
+            vectors = archive[_VECTORS].astype(np.float32)
     except Exception as error:  # of many types, such as for no archive and for pickled objects
         raise UsageError("file", file, f"must be {needed}: {checks.one_line(error)}") from None
     rows = {name: row for row, name in enumerate(names)}
     if {*rows} != {*classes}:
-        lacking, others = sorted({*classes} - {*rows}), sorted({*rows} - {*classes})
+        lacking = sorted({*classes} - {*rows})
+        others = sorted({*rows} - {*classes})
         texts = [f"lacks {', '.join(lacking[:3])}"] * bool(lacking)
         texts += [f"has {', '.join(others[:3])}"] * bool(others)
         raise UsageError("file", file, f"must name the data's classes, it {' and '.join(texts)}")

@@ -36,7 +36,9 @@ def lenet(
     if len(widths) < 3:
         raise UsageError("widths", tuple(widths), "must be 2 channels, then units")
     checks.one_of("norm", norm, NORMS)
-    init, layer, chosen = nn.initializers.he_normal(), NORMS[norm], lowerings.lowering(conv)
+    init = nn.initializers.he_normal()
+    layer = NORMS[norm]
+    chosen = lowerings.lowering(conv)
     blocks: list[nn.Module] = [
         Conv(widths[0], 5, chosen, init, layer, smallest=4),
         Conv(widths[1], 5, chosen, init, layer),

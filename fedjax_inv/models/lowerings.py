@@ -76,7 +76,8 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
         feature_group_count: int = 1,
         precision: Any = None,
     ) -> Array:
-        ones, layout = (1,) * len(strides), _channels_last(inputs.ndim)
+        ones = (1,) * len(strides)
+        layout = _channels_last(inputs.ndim)
         numbers = partial(lax.conv_dimension_numbers, inputs.shape, kernel.shape)
         dilations = tuple(lhs_dilation or ones), tuple(rhs_dilation or ones)
         is_plain = feature_group_count == 1 and dilations == (ones, ones)
@@ -85,7 +86,8 @@ def _checked(conv: Callable[[Array, Array, _Geometry], Array]) -> Conv:
         # A primitive is lowered later, when the precision around its tracing holds no more.
         precision = precision or jax.config.values["jax_default_matmul_precision"]
         if isinstance(padding, str):
-            space, window = inputs.shape[1:-1], kernel.shape[:-2]
+            space = inputs.shape[1:-1]
+            window = kernel.shape[:-2]
             padding = lax.padtype_to_pads(space, window, strides, padding)
         padding = tuple((low, high) for low, high in padding)
         return conv(inputs, kernel, _Geometry(tuple(strides), padding, ones, ones, precision))
@@ -98,7 +100,8 @@ def _im2col(inputs: Array, kernel: Array, geometry: _Geometry) -> Array:
     patches = lax.pad(inputs, jnp.zeros((), inputs.dtype), widths)
     # One axis at a time, the last one first: this puts channels in the kernel's order.
     for axis in reversed(range(1, inputs.ndim - 1)):
-        size, stride = kernel.shape[axis - 1], geometry.window_strides[axis - 1]
+        size = kernel.shape[axis - 1]
+        stride = geometry.window_strides[axis - 1]
         stop = patches.shape[axis] - size + 1
         shifted = [lax.slice_in_dim(patches, k, k + stop, stride, axis) for k in range(size)]
         patches = jnp.concatenate(shifted, -1)
@@ -359,9 +362,11 @@ def depthwise(x: Array, kernel: Array, stride: int) -> Array:
     The padding is SAME. XLA's grouped convolutions are slow on a CPU: there it is a sum of shifted
     inputs, each times a number of the kernel for each channel.
     """
-    strides, window = (stride,) * (x.ndim - 2), kernel.shape[:-2]
+    strides = (stride,) * (x.ndim - 2)
+    window = kernel.shape[:-2]
     if not platforms.on_cpu():
-        layout, groups = _channels_last(x.ndim), x.shape[-1]
+        layout = _channels_last(x.ndim)
+        groups = x.shape[-1]
         return lax.conv_general_dilated(
             x, kernel, strides, "SAME", dimension_numbers=layout, feature_group_count=groups
         )

@@ -56,7 +56,8 @@ class _Layer(nn.Module):
             new = nn.sigmoid(keep) * cell + nn.sigmoid(enter) * jnp.tanh(candidate)
             out = nn.sigmoid(leave) * jnp.tanh(new)
             is_real = is_real[:, None]
-            hidden, cell = jnp.where(is_real, out, hidden), jnp.where(is_real, new, cell)
+            hidden = jnp.where(is_real, out, hidden)
+            cell = jnp.where(is_real, new, cell)
             return (hidden, cell), hidden
 
         zeros = jnp.zeros((x.shape[1], size), inputs.dtype)

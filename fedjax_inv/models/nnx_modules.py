@@ -66,11 +66,13 @@ def _halves(module: nnx.Module, cut: int | str) -> tuple[nnx.Module | None, nnx.
     if cut == 0:
         return None, module
     if isinstance(cut, str):
-        head, body = getattr(module, cut), nnx.clone(module)
+        head = getattr(module, cut)
+        body = nnx.clone(module)
         setattr(body, cut, _Cut(head))
     elif isinstance(module, nnx.Sequential) and 0 < cut < len(module.layers):
         layers = [*module.layers]
-        body, head = nnx.Sequential(*layers[:cut]), nnx.Sequential(*layers[cut:])
+        body = nnx.Sequential(*layers[:cut])
+        head = nnx.Sequential(*layers[cut:])
     else:
         text = "must be 0, the name of the head, or the body's number of an nnx.Sequential's layers"
         raise UsageError("cut", cut, text)

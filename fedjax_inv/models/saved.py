@@ -78,7 +78,8 @@ def placed(
     matter.
     """
     for name in {**places, **arrays}:
-        found, needed = _described(arrays.get(name)), _described(places.get(name))
+        found = _described(arrays.get(name))
+        needed = _described(places.get(name))
         if found != needed:
             text = f"holds another network: {name} is {found}, must be {needed}"
             raise UsageError("path", path, text)

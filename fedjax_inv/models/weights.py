@@ -133,7 +133,8 @@ def _read(path: str | Path) -> tuple[dict[str, Array], list[str]]:
         if {*parts} <= {*arrays}:
             together = jnp.concatenate([arrays.pop(part) for part in parts])
             arrays[name.replace("q_proj", "qkv")] = together
-    token, positions = arrays.get("cls_token"), arrays.get("pos_embed")
+    token = arrays.get("cls_token")
+    positions = arrays.get("pos_embed")
     if token is not None and positions is not None and positions.size % token.size == 0:
         arrays |= _tokens(token, positions)
     # Theirs [out, in, ...], ours [..., in, out].
@@ -155,7 +156,8 @@ def _tokens(token: Array, positions: Array) -> dict[str, Array]:
     token = token.reshape(1, 1, -1)
     positions = positions.reshape(1, -1, token.shape[-1])
     if not _is_square(positions.shape[1]):  # it starts with the position of the class token
-        token, positions = token + positions[:, :1], positions[:, 1:]
+        token = token + positions[:, :1]
+        positions = positions[:, 1:]
     return {"cls_token": token, "pos_embed": positions}
 
 
@@ -198,7 +200,8 @@ def _placed(
             arrays = {**arrays, **{key: places[key] for key in head}}
     if notes:
         _warn(f"{path}: {'; '.join(notes)}")
-    lacking, others = [*places.keys() - arrays.keys()], [*arrays.keys() - places.keys()]
+    lacking = [*places.keys() - arrays.keys()]
+    others = [*arrays.keys() - places.keys()]
     if lacking or others:
         texts = [f"has no {_listed(lacking)}"] * bool(lacking)
         texts += [f"has {_listed(others)}, which this one has not"] * bool(others)

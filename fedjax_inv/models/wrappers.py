@@ -51,7 +51,8 @@ def normalised(model: types.Model, mean: Sequence[float], std: Sequence[float]) 
 
     mean and std [C] are those of each channel, where 8-bit images have been scaled to [0, 1].
     """
-    shift, scale = np.asarray(mean, np.float32), np.asarray(std, np.float32)
+    shift = np.asarray(mean, np.float32)
+    scale = np.asarray(std, np.float32)
 
     def view(x: Array) -> Array:
         images = unit_range(x)
