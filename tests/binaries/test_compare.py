@@ -9,7 +9,7 @@ import pytest
 
 import runs
 from fedjax_inv.checks import UsageError
-from fedjax_inv_experiments import compare, train
+from fedjax_inv_experiments import compare, paper, train
 from fedjax_inv_experiments.studies import row_runs, rows
 from fedjax_inv_experiments.studies.rows import Row
 from runs import jobs, no_figures
@@ -244,3 +244,18 @@ def test_what_compare_refuses(done: Path, tmp_path: Path) -> None:
     for folder in (tmp_path / "mine", done / "runs/fedavg"):
         with pytest.raises(UsageError, match="--run_dir"):
             compared(path, folder)
+
+
+@pytest.mark.slow
+def test_a_study_in_a_file_of_rows_has_the_files_of_a_study(tmp_path: Path) -> None:
+    words = ("--study=domains", "--data=rotated_digits", "--rows=FedAvg,FedIIR", "--seeds=0")
+    small = ("--rounds=1", "--checkpoint_every=1", "--angles=0,45", "--widths=4", "--devices=1")
+    with no_figures():
+        text = runs.run(paper, "fedipg", *words, *small, f"--run_dir={tmp_path}")
+    table = (tmp_path / "rotated_digits/domains_some.md").read_text()
+    assert table.split("\n\n")[1] in text
+    heads = [cell.strip() for cell in table.split("\n\n")[1].splitlines()[0].split("|")]
+    assert heads[2:-1] == ["0", "45", "mean", "worst", "mean by oracle", "at the last round"]
+    names = {path.name for path in (tmp_path / "rotated_digits").iterdir() if path.is_file()}
+    endings = (".json", ".md", ".tex", "_grid.md", "_runs.csv")
+    assert names >= {f"domains_some{ending}" for ending in endings}
