@@ -136,6 +136,48 @@ def factor_decorrelation(factors: Array, mask: Array) -> Array:
     return jnp.where(count >= 3, twice / max(num_factors * (num_factors - 1), 1), 0)
 
 
+def local_loss(
+    decode: Callable[[Array], Array],
+    factors: Array,
+    labels: Array,
+    mask: Array,
+    average: Array,
+    average_labels: Array,
+    scores: Array,
+    *,
+    top_k: int,
+    positive_weight: float | Array = 5.0,
+    negative_weight: float | Array = 5.0,
+    decorrelation_weight: float | Array = 0.1,
+    detach: bool = True,
+) -> Array:
+    """Return a client's objective on a batch (Eq. 12), [].
+
+    Args:
+      decode: factors -> logits [B, K], by the head that is trained.
+      factors: F, [B, ..., F].
+      labels: [B] int.
+      mask: [B] bool, which examples are real.
+      average: factors of the averages, [B, ..., F].
+      average_labels: their labels [B, K].
+      scores: `factor_scores` by the head at the start of the round, [B, F].
+      top_k: how many factors are replaced.
+      positive_weight: as in `fedcfa`, also the next three.
+    """
+    which, one_hot = split_factors(scores, top_k), jax.nn.one_hot(labels, average_labels.shape[1])
+    mixed = counterfactual_labels(one_hot, average_labels, top_k, scores.shape[1])
+    fixed = jax.lax.stop_gradient((factors, average)) if detach else (factors, average)
+
+    def counterfactual(which: Array, soft: Array) -> Array:
+        return objectives.soft_cross_entropy(decode(replaced(*fixed, which)), soft, mask)
+
+    total = objectives.cross_entropy(decode(factors), labels, mask)
+    total += positive_weight * counterfactual(which[0], one_hot)
+    total += negative_weight * counterfactual(which[1], mixed)
+    correlation = factor_decorrelation(averaging.embedding(factors), mask)
+    return total + decorrelation_weight * correlation
+
+
 class _Settings(NamedTuple):
     """The arguments of `fedcfa` for a local step."""
 

@@ -399,3 +399,41 @@ def test_averages_travel_beside_the_network_only_if_they_are_used() -> None:
 
 def test_by_default_three_eighths_of_the_factors_are_replaced() -> None:
     assert [fedcfa.default_top_k(number) for number in (1, 2, 7, 32, 64)] == [1, 1, 2, 12, 24]
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_the_local_loss_is_the_papers_objective(detach: bool) -> None:
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(3)
+        x, y = rng.normal(size=(5, 4)), rng.integers(0, 3, 5)
+        average = rng.normal(size=4), rng.dirichlet(np.ones(3))
+        drawn = [jax.tree.leaves(init(jax.random.key(seed), x).params) for seed in (1, 2)]
+        received, w = [[*map(np.asarray, leaves)] for leaves in drawn]
+
+        def loss(w: Any) -> Array:
+            factors, others = (
+                encode(w[0], (), jnp.asarray(of), None, True)[0]
+                for of in (x, np.tile(average[0], (5, 1)))
+            )
+
+            def true_logit(factors: Array) -> Array:
+                return decode(received[1:], (), factors, None, False)[0][jnp.arange(5), y]
+
+            return fedcfa.local_loss(
+                lambda factors: decode(w[1:], (), factors, None, True)[0],
+                factors,
+                jnp.asarray(y),
+                jnp.ones(5, bool),
+                others,
+                jnp.tile(average[1], (5, 1)),
+                fedcfa.factor_scores(true_logit, jax.lax.stop_gradient(factors)),
+                top_k=TOP_K,
+                detach=detach,
+                **WEIGHTS,
+            )
+
+        told = {"now": w, "received": received, "x": x, "y": y, "average": average}
+        at = partial(objective, **told, detach=detach, scores="signed")
+        np.testing.assert_allclose(loss(w), at(w), rtol=1e-7)
+        for got, wanted in zip(jax.grad(loss)(w), slopes(at, tuple(w)), strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
