@@ -21,8 +21,8 @@ from .assembly.metrics import ACCURACY, Measure
 from .errors import check_place, flag_error
 from .finished import Runs
 from .folder import files
-from .outputs import Output
-from .predictions import Predicted, Slice
+from .outputs import OutputFile
+from .predictions import RunPredictions, Slice
 from .report import figures, forms
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
@@ -43,7 +43,7 @@ class EvaluationOptions(NamedTuple):
     outside: tuple[str, ...] = ()  # the code of one's own that the command names
 
 
-class Scores(NamedTuple):
+class CellScores(NamedTuple):
     """The scores of the selected runs of a cell."""
 
     kind: str  # of the targets
@@ -56,12 +56,12 @@ class Scores(NamedTuple):
     confusion: np.ndarray | None
 
 
-def predict(runs: Runs, options: EvaluationOptions) -> tuple[dict[int, Predicted], list[str]]:
+def predict(runs: Runs, options: EvaluationOptions) -> tuple[dict[int, RunPredictions], list[str]]:
     """(the predictions of the selected runs that have the state, why others are left out)."""
     names = runs.data.dataset.classes
     metrics.check(options.metrics, runs.data.objective.kind)
     new = _new_parts(runs, options) if options.dataset else None
-    found: dict[int, Predicted] = {}
+    found: dict[int, RunPredictions] = {}
     lacking = []
     for index in finished.chosen(runs):
         parts = predictions.own_parts(runs, runs.cell.runs[index].seed) if new is None else new
@@ -97,7 +97,7 @@ def held_out(runs: Runs) -> str:
     return runs.cell.held_out or "test split"
 
 
-def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) -> Scores:
+def scored(runs: Runs, found: Sequence[RunPredictions], asked: Sequence[str] = ()) -> CellScores:
     """The scores of predictions. asked: names of metrics."""
     task = runs.data.objective
     classes = runs.data.dataset.classes
@@ -106,10 +106,10 @@ def scored(runs: Runs, found: Sequence[Predicted], asked: Sequence[str] = ()) ->
     matrix = None
     if task.kind == "classes" and outputs.shape[1] == len(classes):
         matrix = confusion_matrix(y, outputs.argmax(1), labels=range(len(classes)))
-    return Scores(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
+    return CellScores(task.kind, classes, task.measure, pd.DataFrame(rows), matrix)
 
 
-def printed(scores: Scores) -> str:
+def printed(scores: CellScores) -> str:
     """The scores as tables: means and standard deviations over the seeds."""
     column, of_column = predictions.COLUMNS[scores.kind]
     there = set(scores.rows["by"])
@@ -127,7 +127,7 @@ def printed(scores: Scores) -> str:
 
 
 def _table(
-    scores: Scores, by: str, measure: Measure, heading: str, about: str = ""
+    scores: CellScores, by: str, measure: Measure, heading: str, about: str = ""
 ) -> pd.DataFrame:
     """The scores by one column of the frame. about: another column that is shown."""
     rows = scores.rows[scores.rows["by"] == by]
@@ -151,7 +151,7 @@ def _table(
     return table.rename_axis(heading).reset_index()
 
 
-def draw(path: Path, scores: Scores, title: str, found: Sequence[Predicted] = ()) -> None:
+def draw(path: Path, scores: CellScores, title: str, found: Sequence[RunPredictions] = ()) -> None:
     """Draws the confusions, or predictions of values, and the scores by domain, class and client.
 
     found: the predictions, for values.
@@ -198,7 +198,7 @@ def _draw_scores(axis: Axes, rows: pd.DataFrame, name: str, by: str, measure: Me
         axis.set_ylim(0, 102)
 
 
-def _draw_values(axis: Axes, run: Predicted, name: str) -> None:
+def _draw_values(axis: Axes, run: RunPredictions, name: str) -> None:
     """Draws the predictions of the first value for examples that no client holds."""
     outputs, y = run.of_test()
     pairs = y.reshape(len(y), -1)[:, 0], outputs[:, 0]
@@ -219,13 +219,13 @@ def _draw_confusion(axis: Axes, counts: np.ndarray, classes: Sequence[str]) -> N
     axis.set(xlabel="taken for", ylabel="is", title="% of the class, all seeds")
 
 
-class Evaluation(NamedTuple):
+class CellEvaluation(NamedTuple):
     """The evaluation of a cell."""
 
     about: dict[str, str]  # what tells it from the other cells of its folder
     title: str
-    scores: Scores
-    found: list[Predicted]  # of each selected run
+    scores: CellScores
+    found: list[RunPredictions]  # of each selected run
 
     @property
     def rounds(self) -> str:
@@ -242,7 +242,7 @@ class Evaluation(NamedTuple):
 _SPLITS = {"unseen_domain": "unseen domain", "unseen_clients": "clients never seen"}
 
 
-def summary(evaluations: Sequence[Evaluation], options: EvaluationOptions) -> pd.DataFrame:
+def summary(evaluations: Sequence[CellEvaluation], options: EvaluationOptions) -> pd.DataFrame:
     """A row for each cell: its state and round, its scores by split, and metrics of the test.
 
     The score of a split is that of its domains together, as `Measure.over_domains` has it. Of other
@@ -281,7 +281,7 @@ def draw_cells(path: Path, rows: pd.DataFrame, title: str, measure: Measure) -> 
     _save(figure, path, title, scores)
 
 
-class Files(NamedTuple):
+class EvaluationFiles(NamedTuple):
     """The files that this command writes."""
 
     picture: Path
@@ -290,13 +290,13 @@ class Files(NamedTuple):
     networks: Path | None  # their folder
 
 
-def _files(options: EvaluationOptions, folder: Path, cells: Sequence[Runs]) -> Files:
+def _files(options: EvaluationOptions, folder: Path, cells: Sequence[Runs]) -> EvaluationFiles:
     """The files that this command will write; raises UsageError if one must not be written."""
     parts = ["evaluation", options.state]
     parts += [Path(options.dataset).stem] if options.dataset else []
     parts += [re.sub(r"[^\w.]", "_", metric) for metric in options.metrics]
     picture = outputs.of_picture("out", options.out or str(folder / f"{'-'.join(parts)}.png"))
-    numbers = Output(picture[0].flag, picture[0].path.with_suffix(".csv"))
+    numbers = OutputFile(picture[0].flag, picture[0].path.with_suffix(".csv"))
     table = None
     networks = None
     every = [*picture, numbers]
@@ -310,10 +310,10 @@ def _files(options: EvaluationOptions, folder: Path, cells: Sequence[Runs]) -> F
             place = networks / runs.path.relative_to(folder)
             for index in finished.chosen(runs):
                 paths = export.files_of(runs, index, place)
-                every += [Output(f"--export={options.export}", path) for path in paths]
+                every += [OutputFile(f"--export={options.export}", path) for path in paths]
     datasets = options.dataset, *(runs.config.data.dataset for runs in cells)
     outputs.check("evaluate", every, outputs.of_data(*datasets))
-    return Files(picture[0].path, numbers.path, table.path if table else None, networks)
+    return EvaluationFiles(picture[0].path, numbers.path, table.path if table else None, networks)
 
 
 def run(options: EvaluationOptions) -> str:
@@ -345,7 +345,7 @@ def run(options: EvaluationOptions) -> str:
             about = {"run": name, "algorithm": runs.cell.label, "held_out": held_out(runs)}
         scores = scored(runs, [*found.values()], options.metrics)
         title = f"{runs.cell.label}, held out: {held_out(runs)}"
-        evaluations.append(Evaluation(about, title, scores, [*found.values()]))
+        evaluations.append(CellEvaluation(about, title, scores, [*found.values()]))
         if to.networks:
             place = to.networks / runs.path.relative_to(folder)
             written += [export.export(runs, index, place) for index in found]

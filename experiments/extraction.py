@@ -76,7 +76,7 @@ def run(config: Config, options: FeatureOptions) -> str:
         "deviation": list(body.std),
         "precision": _precision(config),
     }
-    parts = _Parts(out.with_name(f"{out.name}.parts"), len(dataset.y))
+    parts = _FeatureParts(out.with_name(f"{out.name}.parts"), len(dataset.y))
     if out.exists():
         if _record_of(out).items() >= record.items():
             return f"{out} has these features already."
@@ -162,7 +162,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-class _Parts(NamedTuple):
+class _FeatureParts(NamedTuple):
     """A folder with the features of some images in each file, by the first image's number."""
 
     folder: Path
@@ -195,7 +195,9 @@ class _Parts(NamedTuple):
             np.savez(file, x=features, digest=digest)
 
 
-def _join(parts: _Parts, dataset: Dataset, record: Mapping[str, Any], out: Path) -> tuple[int, ...]:
+def _join(
+    parts: _FeatureParts, dataset: Dataset, record: Mapping[str, Any], out: Path
+) -> tuple[int, ...]:
     """Writes the data set of all parts, and removes them; returns the shape of its features."""
     sha = hashlib.sha256()
     first = np.load(parts.paths()[0])["x"]

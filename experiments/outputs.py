@@ -20,7 +20,7 @@ _MOST = 2**20  # bytes at each end of a file in which its mark is looked for
 _COLUMNS = re.compile(rb"(run,algorithm,held_out,)?seed,round,(by,name|source),")
 
 
-class Output(NamedTuple):
+class OutputFile(NamedTuple):
     """A file that a command will write."""
 
     flag: str  # the flag that asks for it, with its value
@@ -32,20 +32,20 @@ def mark(command: str) -> str:
     return f"fedjax-inv {command}"
 
 
-def of_picture(flag: str, text: str) -> list[Output]:
+def of_picture(flag: str, text: str) -> list[OutputFile]:
     """A picture and the .pdf beside it; raises UsageError if it is no .png. text: its path."""
     path = Path(os.path.expanduser(text))
     if path.suffix != ".png":
         raise flag_error(flag, text, "must end in .png")
-    return [Output(f"--{flag}={text}", path.with_suffix(suffix)) for suffix in (".png", ".pdf")]
+    return [OutputFile(f"--{flag}={text}", path.with_suffix(suffix)) for suffix in (".png", ".pdf")]
 
 
-def of_table(flag: str, text: str) -> Output:
+def of_table(flag: str, text: str) -> OutputFile:
     """A table; raises UsageError if it is no .csv. text: its path."""
     path = Path(os.path.expanduser(text))
     if path.suffix != ".csv":
         raise flag_error(flag, text, "must end in .csv")
-    return Output(f"--{flag}={text}", path)
+    return OutputFile(f"--{flag}={text}", path)
 
 
 def of_data(*datasets: str) -> dict[str, Path]:
@@ -59,7 +59,7 @@ def of_data(*datasets: str) -> dict[str, Path]:
     }
 
 
-def check(command: str, outputs: Sequence[Output], inputs: Mapping[str, Path]) -> None:
+def check(command: str, outputs: Sequence[OutputFile], inputs: Mapping[str, Path]) -> None:
     """Raises UsageError if a command cannot write a file, or would replace another one.
 
     outputs: all files that it will write. inputs: the files and folders that it reads, by the flag

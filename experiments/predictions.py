@@ -45,7 +45,7 @@ class Slice(NamedTuple):
     number: np.ndarray | None = None  # [M] the number of each one's domain, if the score needs it
 
 
-class Predicted(NamedTuple):
+class RunPredictions(NamedTuple):
     """The predictions of a run for M examples."""
 
     seed: int
@@ -148,7 +148,9 @@ def batches(size: int, batch: int = _BATCH) -> np.ndarray:
     return np.resize(np.arange(size), -(-size // batch) * batch).reshape(-1, batch)
 
 
-def predicted(runs: Runs, index: int, parts: Sequence[Slice], *, is_new: bool = False) -> Predicted:
+def predicted(
+    runs: Runs, index: int, parts: Sequence[Slice], *, is_new: bool = False
+) -> RunPredictions:
     """The predictions of a run for all parts that have examples.
 
     is_new: whether the parts are of other data, for which each client's own network predicts, too.
@@ -165,14 +167,14 @@ def predicted(runs: Runs, index: int, parts: Sequence[Slice], *, is_new: bool = 
     parts = [part for part in parts if len(part.y)]
     x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.x for part in parts))
     if not fitted.algorithm(index).personal:
-        return Predicted(line.seed, line.played, *joined(parts), predict(x))
+        return RunPredictions(line.seed, line.played, *joined(parts), predict(x))
     of_parts = [predict(part.x, None if part.client < 0 else part.client) for part in parts]
     by_client = []
     if is_new:
         number = fitted.plan.inputs.train.size.shape[1]
         by_client = [(client, predict(x, client)) for client in range(number)]
     outputs = np.concatenate(of_parts)
-    return Predicted(line.seed, line.played, *joined(parts), outputs, by_client)
+    return RunPredictions(line.seed, line.played, *joined(parts), outputs, by_client)
 
 
 def joined(parts: Sequence[Slice]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
@@ -227,7 +229,7 @@ def counter(score: Any) -> Callable[..., float] | None:
 
 
 def rows(
-    run: Predicted, task: Objective, classes: Sequence[str], asked: Collection[str] = ()
+    run: RunPredictions, task: Objective, classes: Sequence[str], asked: Collection[str] = ()
 ) -> list[dict[str, Any]]:
     """The scores of a run: by domain, by class (label, value) and by client, `by` and `name`.
 
@@ -250,7 +252,7 @@ def rows(
 
 
 def group_scores(
-    run: Predicted, outputs: np.ndarray, task: Objective, asked: Collection[str]
+    run: RunPredictions, outputs: np.ndarray, task: Objective, asked: Collection[str]
 ) -> Callable[[np.ndarray], dict[str, Any]]:
     """A function from rows of a run's examples to their number, score, loss and metrics.
 
@@ -269,7 +271,7 @@ def group_scores(
     return scores
 
 
-def _of_columns(run: Predicted, kind: str, classes: Sequence[str]) -> list[dict[str, Any]]:
+def _of_columns(run: RunPredictions, kind: str, classes: Sequence[str]) -> list[dict[str, Any]]:
     """The scores of a run's test by class, label or value, whose names are `classes`."""
     outputs, y = run.of_test()
     if outputs.shape[1:] != (len(classes),):  # a loss of one's own may read more outputs
@@ -297,7 +299,7 @@ def of_columns(kind: str, outputs: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray((of.predicted == of.truth).mean(0))
 
 
-def frame(found: Sequence[Predicted], kind: str, classes: Sequence[str]) -> pd.DataFrame:
+def frame(found: Sequence[RunPredictions], kind: str, classes: Sequence[str]) -> pd.DataFrame:
     """The predictions, a row per run and example. kind: of the targets. classes: their names."""
     frames = []
     for run in found:

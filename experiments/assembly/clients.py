@@ -106,7 +106,7 @@ class Deal:
 def deal(
     config: Config, made: Draws, data: Examples, validate: Mapping[str | None, str | None]
 ) -> Deal:
-    """SplitsByDomain the examples among the clients, for each held-out domain and seed.
+    """Splits the examples among the clients, for each held-out domain and seed.
 
     data: as `examples` returns them. validate: the domain of --validate by held-out domain.
     """

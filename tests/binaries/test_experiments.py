@@ -7,8 +7,9 @@ again with other inputs.
 import dataclasses
 import json
 import shutil
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import chex
 import jax
@@ -23,6 +24,7 @@ from fedjax_inv import models, program, rounds
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config
+from fedjax_inv_experiments import train as train_binary
 from fedjax_inv_experiments.assembly import experiment, grid, objective
 from fedjax_inv_experiments.assembly.grid import Cell
 from fedjax_inv_experiments.config import NAMES, Config, Evaluation
@@ -656,3 +658,25 @@ def test_every_seed_draws_its_environments(tmp_path: Path) -> None:
     assert all(map(np.array_equal, each[1], alone[1]))
     source = experiment.make(with_flags(TINY, environment="none")).source
     assert len(source) == 1797  # not copied where nothing is drawn
+
+
+def test_a_command_reaches_the_training_in_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before them are the module and `start.binary`: four in all."""
+    seen: list[traceback.FrameSummary] = []
+
+    class Reached(Exception):
+        pass
+
+    def train(plan: Plan, callbacks: Any) -> NoReturn:
+        seen.extend(traceback.extract_stack())
+        raise Reached
+
+    monkeypatch.setattr(Plan, "train", train)
+    folder = f"--run_dir={tmp_path / 'run'}"
+    with runs.parsed(folder), pytest.raises(Reached):
+        train_binary.main.__wrapped__([])
+    here = str(Path(train_binary.__file__).parent)
+    names = [frame.name for frame in seen if frame.filename.startswith(here)]
+    assert names == ["main", "run"]

@@ -209,7 +209,7 @@ def test_an_evaluation(saved: dict[str, Figure]) -> None:
         for name, score in scores.items()
     ]
     counts = np.eye(2, dtype=int)
-    evaluated = evaluation.Scores("classes", ("0", "1"), ACCURACY, pd.DataFrame(rows), counts)
+    evaluated = evaluation.CellScores("classes", ("0", "1"), ACCURACY, pd.DataFrame(rows), counts)
     evaluation.draw(Path("e.png"), evaluated, "fedavg, held out: $a$")
     check(saved["e.png"])
     np.testing.assert_allclose(saved["e.png"].axes[2].lines[0].get_ydata()[[0, -1]], [0.5, 49.5])

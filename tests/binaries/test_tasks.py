@@ -198,7 +198,7 @@ def test_classes_with_more_outputs_than_classes(
     """They have neither accuracies of classes nor confusions."""
     parts = [predictions.Slice("a", "test", -1, np.arange(3), X[:3], np.array([0, 1, 0]))]
     outputs = np.eye(3, 4, 1, np.float32)
-    of = predictions.Predicted(0, 1, *predictions.joined(parts), outputs)
+    of = predictions.RunPredictions(0, 1, *predictions.joined(parts), outputs)
     task = objective.make("auto", "auto", "classes")
     dataset = SimpleNamespace(classes=("cat", "dog"))
     runs: Any = SimpleNamespace(data=SimpleNamespace(objective=task, dataset=dataset))
