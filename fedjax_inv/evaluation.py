@@ -120,13 +120,27 @@ def evaluate_each(
     else:
         sums = axis.total(_by_example(algorithm, state.server, own, batch_size, score, loss))
     scores = []
-    for each, (score_total, loss_total) in zip(sets, sums, strict=True):
-        size = each.shards.size
-        counted = Sums(score_total, score.finish) if isinstance(score, objectives.Counts) else None
-        score_mean = counted.score if counted else score_total / jnp.maximum(size, 1)
-        loss_mean = loss_total / jnp.maximum(size, 1)
-        scores.append(Scores(score_mean, loss_mean, size.astype(jnp.int32), counted))
+    for each, totals in zip(sets, sums, strict=True):
+        scores.append(scores_of(score, *totals, each.shards.size))
     return scores
+
+
+def scores_of(score: types.Loss, score_total: Array, loss_total: Array, size: Array) -> Scores:
+    """Return the scores of C shards of sizes [C] from their sums, as `measured` returns them."""
+    counted = Sums(score_total, score.finish) if isinstance(score, objectives.Counts) else None
+    score_mean = counted.score if counted else score_total / jnp.maximum(size, 1)
+    loss_mean = loss_total / jnp.maximum(size, 1)
+    return Scores(score_mean, loss_mean, size.astype(jnp.int32), counted)
+
+
+def measured(
+    score: types.Loss, loss: types.Loss, outputs: Array, batch: types.Batch
+) -> tuple[Array, Array]:
+    """Return the sums of the score and of the loss over a batch; of `Counts`, its sums."""
+    arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
+    if isinstance(score, objectives.Counts):
+        return score.add(*arguments, batch.domain), loss(*arguments) * count
+    return score(*arguments) * count, loss(*arguments) * count
 
 
 def here(each: Set, axis: devices.Axis, needed: Array | bool) -> types.Federation:
@@ -225,10 +239,7 @@ def _by_client(
 
         def sums(batch: types.Batch) -> tuple[Array, Array]:
             outputs = algorithm.predict(state.server, own, batch.x)
-            arguments, count = (outputs, batch.y, batch.mask), batch.mask.sum()
-            if isinstance(score, objectives.Counts):
-                return score.add(*arguments, batch.domain), loss(*arguments) * count
-            return score(*arguments) * count, loss(*arguments) * count
+            return measured(score, loss, outputs, batch)
 
         shard = types.Shard(data, order, start[who], size[who], who)
         return (), local.fold(shard, sums, batch_size=batch_size)

@@ -11,7 +11,7 @@ which dropout and augmentation act, too.
 import jax
 import jax.numpy as jnp
 
-from fedjax_inv import evaluation, local, models, objectives, tree, types
+from fedjax_inv import evaluation, local, models, tree, types
 from fedjax_inv.axis import Axis
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
@@ -60,22 +60,20 @@ def _estimated(
 ) -> Tree:
     """Return the means and variances of a shard, each batch normalised by itself."""
 
-    def is_variance(path: tuple[str, ...]) -> bool:
-        return path[-1] == "var"
+    structure = jax.tree.structure(running(variables.stats)[0])
 
-    def moments(batch: types.Batch) -> tuple[Tree, Tree, Array]:
+    def moments(batch: types.Batch) -> tuple[list[Array], list[Array], Array]:
         """Return the sums of the first and of the second moments, and the number of examples."""
-        variances, means = tree.partition(of_batch(model, variables, batch), is_variance)
-        number = batch.mask.sum()
-        squares = [v + m**2 for v, m in zip(*map(jax.tree.leaves, (variances, means)), strict=True)]
-        second = jax.tree.unflatten(jax.tree.structure(variances), squares)
-        return tree.scaled(number, means), tree.scaled(number, second), number
+        leaves, number = jax.tree.leaves(of_batch(model, variables, batch)), batch.mask.sum()
+        pairs = [*zip(leaves[::2], leaves[1::2], strict=True)]  # "mean" is before "var"
+        return [number * m for m, _ in pairs], [number * (v + m**2) for m, v in pairs], number
 
-    first, second, number = axis.total(local.fold(shard, moments, batch_size=BATCH))
-    means, squares = (tree.scaled(1 / jnp.maximum(number, 1), each) for each in (first, second))
-    variances = [s - m**2 for s, m in zip(*map(jax.tree.leaves, (squares, means)), strict=True)]
-    variances = [jnp.maximum(each, 0) for each in variances]
-    return tree.combine(jax.tree.unflatten(jax.tree.structure(squares), variances), means)
+    *sums, number = axis.total(local.fold(shard, moments, batch_size=BATCH))
+    leaves = []
+    for first, second in zip(*sums, strict=True):
+        mean = first / jnp.maximum(number, 1)
+        leaves += [mean, jnp.maximum(second / jnp.maximum(number, 1) - mean**2, 0)]
+    return jax.tree.unflatten(structure, leaves)
 
 
 def evaluate(
@@ -103,14 +101,7 @@ def evaluate(
         return models.predict(model, variables._replace(stats=tree.combine(own, others)), batch.x)
 
     def sums(batch: types.Batch) -> tuple[Array, Array, Array]:
-        arguments, count = (outputs(batch), batch.y, batch.mask), batch.mask.sum()
-        if isinstance(score, objectives.Counts):
-            return score.add(*arguments, batch.domain), loss(*arguments) * count, count
-        return score(*arguments) * count, loss(*arguments) * count, count
+        return *evaluation.measured(score, loss, outputs(batch), batch), batch.mask.sum()
 
-    total, of_loss, number = axis.total(local.fold(shard, sums, batch_size=BATCH))
-    total, loss_mean = total[None], of_loss[None] / jnp.maximum(number, 1)
-    if isinstance(score, objectives.Counts):
-        counted = evaluation.Sums(total, score.finish)
-        return evaluation.Scores(counted.score, loss_mean, number[None], counted)
-    return evaluation.Scores(total / jnp.maximum(number, 1), loss_mean, number[None])
+    totals = axis.total(local.fold(shard, sums, batch_size=BATCH))
+    return evaluation.scores_of(score, *(leaf[None] for leaf in totals))
