@@ -92,6 +92,9 @@ def test_the_choices_of_flags_are_those_of_the_library() -> None:
     ):
         assert {*command_line.FLAGS[name].parser.enum_values} == {*known}, name
     assert all(callable(factories.network(name)) for name in config.MODELS)
+    for name, rule in selection.RULES.items():
+        compares = config.of(select=name).evaluation.compares_domains
+        assert compares == rule.compares_domains, name
 
 
 def folder(*arguments: str) -> str:
