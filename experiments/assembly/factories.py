@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import docstring_parser
-from flax import nnx
 
 from fedjax_inv import algorithms, averaging, models
 from fedjax_inv.checks import UsageError
@@ -85,9 +84,12 @@ def digest(names: Collection[str]) -> str:
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:
     """The arguments of a function, or of a class; flax.nnx hides those of its modules."""
-    if isinstance(function, type) and issubclass(function, nnx.Module):
-        of_class = inspect.signature(function.__init__)
-        return of_class.replace(parameters=[*of_class.parameters.values()][1:])
+    if isinstance(function, type):
+        from flax import nnx  # a fifth of a second
+
+        if issubclass(function, nnx.Module):
+            of_class = inspect.signature(function.__init__)
+            return of_class.replace(parameters=[*of_class.parameters.values()][1:])
     return inspect.signature(function)
 
 
@@ -152,6 +154,8 @@ def _of_model(factory: Callable[..., Any]) -> Callable[..., Any]:
     If that one takes rngs, each seed draws its own initial network; otherwise the values of the
     module are the initial network.
     """
+    from flax import nnx
+
     draws = takes(factory, "rngs")
 
     def made(*arguments: Any, **settings: Any) -> Any:
