@@ -24,7 +24,7 @@ X = (np.eye(3)[Y] + (0.3 + 0.2 * DOMAIN)[:, None] * RNG.normal(size=(NUM, 3))).a
 def by_sklearn(name: str, of: pd.DataFrame) -> float:
     pair, labels = (of["target"], of["prediction"]), of["target"].unique()
     if name == "worst_group":
-        by_group = of.groupby([of["target"], DOMAIN[of["index"]]])
+        by_group = of.groupby([of["target"], DOMAIN[of["source"]]])
         return min(accuracy_score(each["target"], each["prediction"]) for _, each in by_group)
     if name == "balanced_accuracy":
         return float(recall_score(*pair, labels=labels, average="macro"))

@@ -89,7 +89,8 @@ def test_the_reports_see_the_labels_that_clients_have(made: Assembly) -> None:
 
 def test_predictions_name_rows_of_the_data_set(made: Assembly) -> None:
     *_, cell = made.cells
-    runs = Runs("", Path(), made.config, cell, [], None, made)
+    start: Any = None
+    runs = Runs("", Path(), "best", made.config, cell, start, start, lambda: made)
     for seed in (0, 1):
         parts = predictions.own_parts(runs, seed)
         assert [part.client for part in parts] == [0, 1, 2, 3, -1]
