@@ -1,6 +1,7 @@
 """Functions of trees that `optax.tree` lacks, for the leading axis of leaves, parts, and NaN."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +102,22 @@ def all_finite(tree: Tree) -> Array:
 def names(path: tuple) -> tuple[str, ...]:
     """Return a path of JAX as names."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def replacing(select: Callable[[Tree], Tree], tree: Tree) -> Callable[[Tree], Tree]:
+    """Return the function part -> `tree` with that part in place of `select(tree)`.
+
+    `select` picks leaves of a tree, whatever they are.
+    """
+    structure: Any
+    leaves, structure = jax.tree.flatten(tree)
+    places = jax.tree.leaves(select(structure.unflatten(range(len(leaves)))))
+
+    def replaced(part: Tree) -> Tree:
+        new = dict(zip(places, jax.tree.leaves(part), strict=True))
+        return structure.unflatten(new.get(at, leaf) for at, leaf in enumerate(leaves))
+
+    return replaced
 
 
 def partition(tree: Tree, is_chosen: Callable[[tuple[str, ...]], bool]) -> tuple[Tree, Tree]:

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_inv import aggregators, checks, keys, local, objectives, types, wrapping
+from fedjax_inv import aggregators, checks, keys, local, objectives, tree, types, wrapping
 from fedjax_inv.algorithms import fedavg, fedipg
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
@@ -193,15 +193,11 @@ class _Measure(NamedTuple):
 
     def of(self, fn: Callable[[Any, Tree], Tree], visit: types.Visit, server: Tree) -> Tree:
         """fn: (the function parameters -> the sum of a batch's losses, parameters) -> a sum."""
-        structure: Any
-        leaves, structure = jax.tree.flatten(server)
-        places = jax.tree.leaves(self.parameters(structure.unflatten(range(len(leaves)))))
+        server_with = tree.replacing(self.parameters, server)
 
         def sums(batch: types.Batch) -> Tree:
             def risk(params: Tree) -> Array:
-                new = dict(zip(places, jax.tree.leaves(params), strict=True))
-                given = structure.unflatten(new.get(i, leaf) for i, leaf in enumerate(leaves))
-                outputs = self.algorithm.predict(given, visit.own, batch.x)
+                outputs = self.algorithm.predict(server_with(params), visit.own, batch.x)
                 return batch.mask.sum() * self.loss(outputs, batch.y, batch.mask)
 
             return fn(risk, self.parameters(server))

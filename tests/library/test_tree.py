@@ -63,3 +63,18 @@ def test_all_finite() -> None:
         for where in ("a", "0", "z"):
             assert not all_finite({**good, where: a})
     assert tree.all_finite({})
+
+
+def test_a_part_of_a_tree_is_replaced() -> None:
+    whole = {"a": 1.0, "b": (2.0, 3.0), "c": 4.0}
+    put = tree.replacing(lambda one: (one["c"], one["b"][0]), whole)
+    assert put((5.0, 6.0)) == {"a": 1.0, "b": (6.0, 3.0), "c": 5.0}
+
+
+def test_real_rows_come_first_in_their_order() -> None:
+    rows = {"x": jnp.arange(1, 5.0), "y": jnp.ones((4, 2))}
+    real = jnp.array([False, True, False, True])
+    for size in (2, 3, 6):
+        got = tree.compact(rows, real, size)
+        np.testing.assert_array_equal(got["x"], [2, 4, 0, 0, 0, 0][:size])
+        np.testing.assert_array_equal(got["y"].sum(1), [2, 2, 0, 0, 0, 0][:size])
