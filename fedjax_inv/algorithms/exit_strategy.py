@@ -176,7 +176,7 @@ class Phase(NamedTuple):
     displaced: bool = False
     loss: types.Loss = objectives.cross_entropy  # whose mean is R_i, on the outputs of `predict`
     # Server -> its leaves that are the network's parameters; None: those of `Algorithm.network`.
-    # For FL Games `lambda game: (game.body.params, game.players.params)`.
+    # For FL Games `lambda game: (game.table.body.params, game.table.players.params)`.
     parameters: Callable[[Any], Tree] | None = None
 
     def length(self, size: Array) -> float | Array:

@@ -46,32 +46,28 @@ class Predictor(NamedTuple):
     stats: Tree
 
 
-class Game(NamedTuple):
-    """The server: all moves so far."""
+class Table(NamedTuple):
+    """All moves so far: the message for a response."""
 
     body: Predictor  # phi
-    body_opt_state: Tree
     players: Predictor  # [C, ...] current actions
     memory: Predictor  # [C, H, ...] the last H actions of each player, move n in place n % H
     moves: Array  # [C] int32, number of moves of each player
     plays: Array  # [C] bool; a client without examples is no player
 
 
+class Game(NamedTuple):
+    """The server."""
+
+    table: Table
+    body_opt_state: Tree
+
+
 class Ensemble(NamedTuple):
-    """The message for an update of the representation."""
+    """The part of the table for an update of the representation."""
 
     body: Predictor
     players: Predictor  # [C, ...]
-    plays: Array  # [C] bool
-
-
-class Table(NamedTuple):
-    """The message for a response: all moves so far."""
-
-    body: Predictor
-    players: Predictor  # [C, ...]
-    memory: Predictor  # [C, H, ...]
-    moves: Array  # [C]
     plays: Array  # [C] bool
 
 
@@ -216,24 +212,25 @@ def fl_games(
         keys = jax.random.split(setup.key, setup.num_clients)
         drawn = jax.vmap(lambda key: model.init(key, setup.sample))(keys)
         players = Predictor(drawn.params.head, drawn.stats.head)
-        return Game(
+        table = Table(
             Predictor(setup.variables.params.body, setup.variables.stats.body),
-            optimizer.init(setup.variables.params.body),
             players,
             jax.tree.map(lambda a: jnp.zeros((a.shape[0], memory, *a.shape[1:]), a.dtype), players),
             jnp.zeros(setup.num_clients, jnp.int32),
             jnp.asarray(setup.has_examples),
         )
+        return Game(table, optimizer.init(setup.variables.params.body))
 
     def init_client(game: Game, who: Array) -> Tree:
-        return work.init(_alone(tree.take(game.players, who))).opt_state
+        return work.init(_alone(tree.take(game.table.players, who))).opt_state
 
     def predict(game: Game, own: Tree, x: Tree) -> Array:
         del own
         mask = jnp.ones(jax.tree.leaves(x)[0].shape[0], bool)
-        features, _ = model.encode(*game.body, x, mask, False)
-        logits = jax.vmap(lambda p: _logits(model, p, features, mask))(game.players)
-        return together(logits, game.plays)
+        table = game.table
+        features, _ = model.encode(*table.body, x, mask, False)
+        logits = jax.vmap(lambda p: _logits(model, p, features, mask))(table.players)
+        return together(logits, table.plays)
 
     together = functools.partial(_together, output_scale=output_scale)
     mixed = functools.partial(response_logits, memory_mix=memory_mix, output_scale=output_scale)
@@ -251,7 +248,7 @@ def _turns(play: str, learned: bool) -> tuple[types.Attends, types.Attends]:
 
     def turn(game: Game, round: Array) -> Array:
         """Whose turn of the players it is, [] int32: 0 in parallel play, -1 for phi."""
-        moves = jnp.maximum(game.plays.sum(), 1) if play == "sequential" else 1
+        moves = jnp.maximum(game.table.plays.sum(), 1) if play == "sequential" else 1
         return round % (moves + learned) - learned
 
     def all_attend(game: Game, who: Array, round: Array) -> Array:
@@ -259,9 +256,9 @@ def _turns(play: str, learned: bool) -> tuple[types.Attends, types.Attends]:
         return turn(game, round) < 0
 
     def players_attend(game: Game, who: Array, round: Array) -> Array:
-        now = turn(game, round)
-        place = jnp.cumsum(game.plays)[who] - 1  # among the players
-        return game.plays[who] & (now == place if play == "sequential" else now >= 0)
+        now, plays = turn(game, round), game.table.plays
+        place = jnp.cumsum(plays)[who] - 1  # among the players
+        return plays[who] & (now == place if play == "sequential" else now >= 0)
 
     return all_attend, players_attend
 
@@ -298,7 +295,7 @@ def _representation(
     """phi's exchange: its gradient through the ensemble, then a step of the server."""
 
     def broadcast(game: Game) -> Ensemble:
-        return Ensemble(game.body, game.players, game.plays)
+        return Ensemble(game.table.body, game.table.players, game.table.plays)
 
     def client(visit: types.Visit) -> types.Reply:
         ensemble: Ensemble = visit.message
@@ -336,9 +333,10 @@ def _representation(
 
     def update(game: Game, mean: Predictor, cohort: types.Cohort) -> Game:
         del cohort
-        updates, opt_state = optimizer.update(mean.params, game.body_opt_state, game.body.params)
-        body = Predictor(optax.apply_updates(game.body.params, updates), mean.stats)
-        return game._replace(body=body, body_opt_state=opt_state)
+        params = game.table.body.params
+        updates, opt_state = optimizer.update(mean.params, game.body_opt_state, params)
+        body = Predictor(optax.apply_updates(params, updates), mean.stats)
+        return Game(game.table._replace(body=body), opt_state)
 
     return types.Exchange(broadcast, client, aggregators.mean(), update, attends)
 
@@ -387,9 +385,6 @@ def _responses(
 ) -> types.Exchange:
     """The players' exchange: a best response to the opponents' last actions."""
 
-    def broadcast(game: Game) -> Table:
-        return Table(game.body, game.players, game.memory, game.moves, game.plays)
-
     def client(visit: types.Visit) -> types.Reply:
         grad_fn = _response_gradient(model, loss, mixed, visit)
         start = types.Local(_alone(tree.take(visit.message.players, visit.shard.who)), visit.own)
@@ -400,18 +395,19 @@ def _responses(
 
     def update(game: Game, sent: aggregators.Stack, cohort: types.Cohort) -> Game:
         del cohort
-        num_players = game.moves.shape[0]
+        table, num_players = game.table, game.table.moves.shape[0]
         who = jnp.where(sent.present, sent.who, num_players)
         moved = jnp.zeros(num_players, bool).at[who].set(True, mode="drop")
-        players = tree.put(game.players, who, sent.values)
+        players = tree.put(table.players, who, sent.values)
         # The place of the oldest action, once all are filled.
-        is_place = moved[:, None] & (game.moves[:, None] % max(memory, 1) == jnp.arange(memory))
+        is_place = moved[:, None] & (table.moves[:, None] % max(memory, 1) == jnp.arange(memory))
 
         def enter(past: Array, new: Array) -> Array:
             here = is_place.reshape(*is_place.shape, *[1] * (new.ndim - 1))
             return jnp.where(here, new[:, None], past)
 
-        past = jax.tree.map(enter, game.memory, players)
-        return game._replace(players=players, memory=past, moves=game.moves + moved)
+        past = jax.tree.map(enter, table.memory, players)
+        after = table._replace(players=players, memory=past, moves=table.moves + moved)
+        return game._replace(table=after)
 
-    return types.Exchange(broadcast, client, aggregators.stacked(), update, attends)
+    return types.Exchange(lambda game: game.table, client, aggregators.stacked(), update, attends)

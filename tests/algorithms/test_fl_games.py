@@ -110,7 +110,7 @@ def same(first: Tree, second: Tree) -> bool:
 
 def of(game_: fl_games.Game, player: int) -> Tree:
     """What a player plays and remembers."""
-    return tree.take(plain((game_.players, game_.memory, game_.moves)), player)
+    return tree.take(plain((game_.table.players, game_.table.memory, game_.table.moves)), player)
 
 
 response_logits = jax.jit(fl_games.response_logits, static_argnames="memory_mix")
@@ -212,10 +212,11 @@ def test_a_player_answers_the_others_along_its_own_gradient(
     rng = np.random.default_rng(0)
     played = jax.tree.map(
         lambda leaf: rng.normal(size=leaf.shape).astype(np.float32),
-        (state.server.players, state.server.memory),
+        (state.server.table.players, state.server.table.memory),
     )
     players, memory = played
-    now = state.server._replace(players=players, memory=memory, moves=jnp.array(moves, jnp.int32))
+    done = {"players": players, "memory": memory, "moves": jnp.array(moves, jnp.int32)}
+    now = state.server._replace(table=state.server.table._replace(**done))
     who, others = 0, [1, 2]
     reply = turn_of(algorithm, 0, state, who, now)
 
@@ -274,7 +275,7 @@ def test_in_a_sequential_round_only_one_player_moves() -> None:
         for player in range(PLAYERS):
             pair = of(before.server, player), of(after.server, player)
             assert same(*pair) == (player != index % PLAYERS)
-    np.testing.assert_array_equal(seen[-1].server.moves, 2)
+    np.testing.assert_array_equal(seen[-1].server.table.moves, 2)
 
 
 def test_parallel_players_answer_the_same_actions() -> None:
@@ -292,17 +293,19 @@ def test_parallel_players_answer_the_same_actions() -> None:
 def test_the_memory_holds_the_last_actions_and_the_oldest_goes() -> None:
     seen = [state.server for state in states(game(FIXED, memory=2), FIXED, 5)]
     for index, game_ in enumerate(seen):
-        np.testing.assert_array_equal(game_.moves, index)
+        np.testing.assert_array_equal(game_.table.moves, index)
     # A player enters right after its update. Move 4 stands where 0 and 2 stood, 3 where 1 stood.
-    expected = jax.tree.map(lambda *a: np.stack(a, 1), *(plain(seen[n].players) for n in (5, 4)))
-    assert_equal(seen[5].memory, expected)
+    expected = jax.tree.map(
+        lambda *a: np.stack(a, 1), *(plain(seen[n].table.players) for n in (5, 4))
+    )
+    assert_equal(seen[5].table.memory, expected)
 
 
 def risk(body: Tree, game_: fl_games.Game, x: Array, y: Array) -> tuple[Array, Tree]:
     """(a client's loss under the ensemble, the body's statistics), without the algorithm."""
     mask = jnp.ones(len(y), bool)
-    features, stats = LEARNED.encode(body, game_.body.stats, x, mask, True)
-    heads = [tree.take(game_.players.params, k) for k in range(PLAYERS)]
+    features, stats = LEARNED.encode(body, game_.table.body.stats, x, mask, True)
+    heads = [tree.take(game_.table.players.params, k) for k in range(PLAYERS)]
     logits = sum(LEARNED.decode(head, {}, features, mask, False)[0] for head in heads) / PLAYERS
     return optax.losses.softmax_cross_entropy_with_integer_labels(logits, y).mean(), stats
 
@@ -315,7 +318,9 @@ def body_gradient(game_: fl_games.Game, who: int, batch_size: int) -> Tree:
     x, y = plain(FEDERATION.data[:2])
     rows = federations.rows_of(FEDERATION, who)
     parts = [rows[at : at + batch_size] for at in range(0, len(rows), batch_size)]
-    found = [plain(risk_gradient(game_.body.params, game_, x[part], y[part])) for part in parts]
+    found = [
+        plain(risk_gradient(game_.table.body.params, game_, x[part], y[part])) for part in parts
+    ]
     shares = [len(part) / len(rows) for part in parts]
     return jax.tree.map(
         lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *found
@@ -355,9 +360,9 @@ def test_phi_steps_along_the_mean_weighted_by_size() -> None:
     grads, stats = jax.tree.map(
         lambda *leaves: sum(s * leaf for s, leaf in zip(shares, leaves, strict=True)), *parts
     )
-    expected = jax.tree.map(lambda w, g: w - 0.5 * g, plain(before.body.params), grads)
-    assert_close(after.body, fl_games.Predictor(expected, stats))
-    assert not same(after.body.params, before.body.params)
+    expected = jax.tree.map(lambda w, g: w - 0.5 * g, plain(before.table.body.params), grads)
+    assert_close(after.table.body, fl_games.Predictor(expected, stats))
+    assert not same(after.table.body.params, before.table.body.params)
 
 
 def test_prediction_is_the_mean_of_the_players_logits() -> None:
@@ -367,8 +372,8 @@ def test_prediction_is_the_mean_of_the_players_logits() -> None:
 
     @jax.jit
     def logits(player: int) -> Array:
-        head = tree.take(game_.players, player)
-        halves = zip(game_.body, head, strict=True)
+        head = tree.take(game_.table.players, player)
+        halves = zip(game_.table.body, head, strict=True)
         variables = Variables(*(Halves(*half) for half in halves))
         return models.predict(LEARNED, variables, x)
 
@@ -399,7 +404,7 @@ def test_best_responses_to_a_quadratic_risk(play: str) -> None:
     state = rounds.init(algorithm, model.init(KEY, examples.x), federation, KEY)
     path = []
     for _ in range(5):
-        path.append(np.asarray(state.server.players.params["w"][:, 0]))
+        path.append(np.asarray(state.server.table.players.params["w"][:, 0]))
         state = step(algorithm, state, federations.cohort([0, 1]), federation)
     first, *rest = path
     assert abs(first.mean() - b) > 0.1
@@ -426,7 +431,7 @@ def test_scanned_best_responses_are_the_games(depth: int) -> None:
     examples = federations_of.examples(x.reshape(-1, 4), y.reshape(-1))
     held = federations_of.of_parts(examples, np.split(np.arange(PLAYERS * size), PLAYERS))
     state = rounds.init(algorithm, model.init(KEY, x[0]), held, KEY)
-    first: Any = state.server.players.params["w"]
+    first: Any = state.server.table.players.params["w"]
     attend = schedules.everyone(PLAYERS, num_turns)
     last, _ = rounds.run(algorithm, state, attend, held, axis=devices.chunked(1))
 
@@ -454,5 +459,5 @@ def test_scanned_best_responses_are_the_games(depth: int) -> None:
     memory = jnp.zeros((PLAYERS, depth, 4, 3))
     start = first, jax.vmap(optimizer.init)(first), memory, jnp.zeros(PLAYERS, jnp.int32)
     (actions, *_), _ = jax.lax.scan(turn, start, jnp.arange(num_turns))
-    np.testing.assert_allclose(actions, last.server.players.params["w"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actions, last.server.table.players.params["w"], rtol=1e-5, atol=1e-6)
     assert np.abs(actions - first).max() > 0.1
