@@ -170,8 +170,10 @@ def open(
         text = "must be the folder of a run, or of several; the run must be finished, --resume "
         raise UsageError(where, ..., f"{text}goes on with it") from None
     experiment.check_names(chosen)  # which imports the code that the command names
-    if start.code != factories.digest(chosen.outside_of(cell.algorithm)):
-        warnings.warn(f"{where}: code of one's own has changed since the training", stacklevel=2)
+    now = start | {"code": factories.digests(chosen.outside_of(cell.algorithm))}
+    if modules := provenance.changed_code(start, now):
+        text = f"code of one's own has changed since the training, in {modules}"
+        warnings.warn(f"{where}: {text}", stacklevel=2)
     there = checkpoints.rounds(folder / "checkpoints")
     last = result.runs[0].last.round
     if not there:

@@ -226,12 +226,12 @@ class Launch:
 
     def _provenance(self, cell: Cell) -> records.Provenance:
         """The record of a start of a cell now."""
-        code = factories.digest(self.setup.config.outside_of(cell.algorithm))
+        code = factories.digests(self.setup.config.outside_of(cell.algorithm))
         return self._provenance_of_all | {"code": code}
 
     @functools.cached_property
     def _provenance_of_all(self) -> records.Provenance:  # it reads all data
-        return provenance.record(self.setup.loaded, self.setup.variables)
+        return provenance.record(self.setup.loaded, self.setup.config.network, self.setup.variables)
 
     def _compile(self, cells: Iterable[Cell], ahead: Ahead) -> None:
         """Compiles the programs of cells in threads."""

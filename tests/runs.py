@@ -105,7 +105,7 @@ def train_job(job: Job, folder: Path, interrupt: Interrupt) -> tuple[Fitted, Res
 
 def start_of(job: Job) -> records.Provenance:
     """The record of a start; the job's own data are padded."""
-    return provenance.record(experiment.make(job.config).loaded)
+    return provenance.record(experiment.make(job.config).loaded, job.config.network)
 
 
 def with_flags(chosen: Config, **values: Any) -> Config:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import docstring_parser
 
+import fedjax_inv
 from fedjax_inv import algorithms, averaging, models
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Algorithm, Facts, Model
@@ -33,6 +34,10 @@ WITHOUT_NORM = ("mlp", *HEADS, "alexnet", "leaf_cnn", "lenet", "lstm")
 _WORDS = {type(None): "none", bool: "true/false", int: "whole number", float: "number", str: "text"}
 _INDENTED: Any = {"initial_indent": "    ", "subsequent_indent": "    "}
 _OUTSIDE = ("algorithm", "model", "loss", "score")  # the flags that may name code outside
+# The packages of this library, and of Python and what is installed for it.
+_LIBRARY = (Path(fedjax_inv.__file__).parent, Path(__file__).parents[1])
+_INSTALLED = (*_LIBRARY, Path(sys.prefix), Path(sys.base_prefix))
+_digests: dict[str, str] = {}  # of modules whose file has been read, by their names
 
 
 def is_outside(name: str) -> bool:
@@ -47,7 +52,9 @@ def imported(flag: str, name: str) -> Any:
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        return getattr(importlib.import_module(path), attribute)
+        module = importlib.import_module(path)
+        digests([name])
+        return getattr(module, attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         text = f"must be package.module:function; cannot be imported ({error})"
         raise flag_error(flag, name, text) from None
@@ -70,15 +77,34 @@ def check_named(recorded: Mapping[str, Any], named: Collection[str]) -> None:
         raise UsageError(f"was trained with {text}, code that this command must name; add {text}")
 
 
-def digest(names: Collection[str]) -> str:
-    """The SHA-256 of the files of the modules that hold these factories; "" without a factory."""
-    if not names:
-        return ""
+def digests(names: Collection[str]) -> dict[str, str]:
+    """The SHA-256 of the files of one's own modules, as they were when they were imported.
+
+    They are all loaded modules of the packages that the names begin with, and of the working
+    folder without what is installed there; {} without a name.
+    """
+    packages = {name.partition(":")[0].partition(".")[0] for name in names}
+    found = {}
+    for name, module in [*sys.modules.items()]:
+        file = Path(getattr(module, "__file__", None) or os.devnull)
+        is_named = name.partition(".")[0] in packages
+        excluded = _LIBRARY if is_named else _INSTALLED
+        is_own = is_named or file.is_relative_to(Path.cwd())
+        if packages and is_own and file.is_file() and not any(map(file.is_relative_to, excluded)):
+            # A file that is edited later is not the code that runs.
+            if name not in _digests:
+                _digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
+            found[name] = _digests[name]
+    return found
+
+
+def library() -> str:
+    """The SHA-256 of this library's own sources."""
     sha = hashlib.sha256()
-    for path in sorted({name.partition(":")[0] for name in names}):
-        file = getattr(importlib.import_module(path), "__file__", None)
-        sha.update(path.encode())
-        sha.update(Path(file).read_bytes() if file else b"")
+    for folder in _LIBRARY:
+        for file in sorted(folder.rglob("*.py")):
+            sha.update(str(file.relative_to(folder)).encode())
+            sha.update(file.read_bytes())
     return sha.hexdigest()
 
 

@@ -17,21 +17,33 @@ import fedjax_inv
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.types import Tree
 
+from ..assembly import factories
+from ..config import Network
 from .records import Provenance
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERAL = "several"
+_ONE = ("commit", "processor", "library")  # one value of all starts of a run, or "several"
 
 
-def record(data: Dataset, networks: Tree = None) -> Provenance:
+def record(data: Dataset, network: Network, networks: Tree = None) -> Provenance:
     """The record of a start at this moment, without code of one's own.
 
-    data: the data set as it was read. networks: the initial networks of --init_from.
+    data: the data set as it was read. network: its flags. networks: those of --init_from.
     """
-    date = datetime.now(UTC).isoformat(timespec="seconds")
-    begun_from = "" if networks is None else fingerprint(networks)
-    return Provenance(date, *_here(), of_data(data), networks=begun_from, folder=os.getcwd())
+    return Provenance(
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        *_here(),
+        of_data(data),
+        weights=of_files(network.weights, network.head_from),
+        networks="" if networks is None else fingerprint(networks),
+        library=_library(),
+        folder=os.getcwd(),
+    )
+
+
+_library = functools.cache(factories.library)
 
 
 @functools.cache
@@ -51,8 +63,16 @@ def merged(starts: Iterable[Provenance]) -> Provenance:
         values[name] = version if values.get(name, version) == version else SEVERAL
     return last | {
         "versions": values,
-        **{name: _same([start[name] for start in each]) for name in ("commit", "processor")},
+        **{name: _same([start[name] for start in each]) for name in _ONE},
+        # A module may be imported late, so that not every start has seen it.
+        "code": {name: sha for start in each for name, sha in start.code.items()},
     }
+
+
+def changed_code(before: Provenance, now: Provenance) -> str:
+    """The names of modules that two starts imported in different states; "" without any."""
+    both = before.code.keys() & now.code.keys()
+    return ", ".join(sorted(name for name in both if before.code[name] != now.code[name]))
 
 
 def _same(values: Collection[str | None]) -> str | None:
@@ -97,6 +117,17 @@ def of_data(data: Dataset) -> str:
     names = (data.classes, data.domains, data.words, data.columns)
     arrays = (data.x, data.y, data.domain, data.test, data.user, data.original, data.valid)
     return fingerprint(arrays, repr(names))
+
+
+def of_files(*paths: str) -> str:
+    """The SHA-256 of the files that flags name; "" without any."""
+    sha = hashlib.sha256()
+    files = [Path(path).expanduser() for path in paths]
+    there = [path for name, path in zip(paths, files, strict=True) if name and path.is_file()]
+    for path in there:
+        with open(path, "rb") as file:
+            sha.update(hashlib.file_digest(file, "sha256").digest())
+    return sha.hexdigest() if there else ""
 
 
 def fingerprint(tree: Tree, names: str = "") -> str:

@@ -130,8 +130,10 @@ class Provenance(Record, frozen=True):
     versions: dict[str, str]
     processor: str | None
     data: str  # the digest of the data set as it was read
-    code: str = ""  # of the modules of one's own that the flags name
+    code: dict[str, str] = {}  # of the modules of one's own, by their names
+    weights: str = ""  # of the files of --weights and --head_from
     networks: str = ""  # of the initial networks of --init_from
+    library: str | None = None  # of this library's own sources
     folder: str = ""  # the working directory, to which paths of flags are relative
 
 

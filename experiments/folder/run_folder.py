@@ -219,10 +219,12 @@ def _refuse(folder: Path, which: str) -> NoReturn:
 def _check_start(folder: Path, before: Provenance, now: Provenance) -> None:
     """Raises UsageError if a run began on other data, with other code, or from other networks."""
     versions = [start.versions.get("fedjax_inv") for start in (before, now)]
+    modules = provenance.changed_code(before, now)
     for changed, what in (
         (versions[0] != versions[1], f"with version {versions[0]} of fedjax_inv"),
         (before.data != now.data, "on other data than --dataset has by now"),
-        (before.code != now.code, "with other code of one's own than the flags name by now"),
+        (modules != "", f"with other code of one's own in {modules} than there is by now"),
+        (now.weights and before.weights != now.weights, "from other --weights or --head_from"),
         # The run of --init_from may be gone when this one goes on.
         (now.networks and before.networks != now.networks, "from other networks than --init_from"),
     ):

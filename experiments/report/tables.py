@@ -16,7 +16,7 @@ from fedjax_inv.data.federation import UNSEEN
 
 from ..assembly.data import NEVER_SEEN
 from ..assembly.metrics import ACCURACY, Measure
-from ..folder import divergence, files, selection
+from ..folder import divergence, files, run_folder, selection
 from ..folder.records import Line, Result
 from ..folder.selection import Chosen, choose, held_out_of
 from . import differences, forms
@@ -633,7 +633,7 @@ def write(
     forms.write_latex(
         path.with_suffix(".tex"), main.latex or [main.table], " ".join(filter(None, notes))
     )
-    parts: list[Part] = [main.table, *filter(None, [caption]), *about]
+    parts: list[Part] = [main.table, *filter(None, [caption]), *about, *_sources(cells)]
     parts += differences_table(found, main.columns, baseline)
     # Games serve the state of their stop, which no rule of selection looks at.
     stops = [stop for cell in cells for run in cell.result.runs for stop in run.stops or ()]
@@ -649,6 +649,21 @@ def write(
         details = _details(cells)
     forms.write_markdown(path.with_suffix(".md"), [*parts, *details, *more], title)
     return forms.printed([*parts, *more])
+
+
+def _sources(cells: Sequence[TableCell]) -> list[Part]:
+    """A line that names the cells of each state of this library's sources, if there are several."""
+    of_state: dict[str, list[str]] = {}
+    for cell in cells:
+        if (cell.folder / "config.json").exists():
+            start = run_folder.record_of(cell.folder).start
+            commit = f", commit {start.commit[:7] + start.commit[40:]}" if start.commit else ""
+            state = f"sources {str(start.library)[:8]}{commit}"
+            of_state.setdefault(state, []).append(f"{cell.label} on {cell.held_out}")
+    if len(of_state) < 2:
+        return []
+    texts = [f"{', '.join(labels)} ({state})" for state, labels in of_state.items()]
+    return [f"Not all runs are of one state of fedjax_inv: {'; '.join(texts)}."]
 
 
 def _details(cells: Sequence[TableCell]) -> list[Part]:

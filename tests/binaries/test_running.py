@@ -3,6 +3,7 @@
 import json
 import subprocess
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,7 +18,7 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.assembly import grid
+from fedjax_inv_experiments.assembly import factories, grid
 from fedjax_inv_experiments.assembly.grid import Cell
 from fedjax_inv_experiments.assembly.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.config import Config
@@ -134,7 +135,7 @@ def test_a_folder_holds_the_run_of_its_flags(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match="holds another run"):
             finished(folder, cell=cell)
-    for name in ("data", "code", "networks"):
+    for name in ("data", "weights", "networks"):
         other = START | {name: "1" * 64}
         with pytest.raises(UsageError, match="has begun"):
             folders.finished(CHOSEN, CELL, folder, lambda other=other: other)
@@ -329,3 +330,57 @@ def test_an_exit_strategy_that_could_not_act_says_so(
         f"{tmp_path}: --set=pretraining_rounds=10: no client has left, as the run ends before, "
         "after --rounds=2\n"
     )
+
+
+def test_code_is_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_package").mkdir()
+    (tmp_path / "own_package" / "__init__.py").write_text("from .core import make")
+    core = tmp_path / "own_package" / "core.py"
+    core.write_text("import own_helper\nfrom fedjax_inv import models\nmake = models.mlp")
+    helper = tmp_path / "own_helper.py"
+    helper.write_text("SIZE = 1")
+    name = "own_package:make"
+    factories.imported("model", name)
+    helper.write_text("SIZE = 2")  # while the old code runs
+    before = factories.digests([name])
+    assert before == {
+        "own_package": sha256(b"from .core import make").hexdigest(),
+        "own_package.core": sha256(core.read_bytes()).hexdigest(),
+        "own_helper": sha256(b"SIZE = 1").hexdigest(),
+    }
+    assert factories.digests([]) == {}
+    # A module that only one start has imported is no difference.
+    first = START | {"code": before | {"late": "0"}}
+    changed = START | {"code": before | {"own_helper": sha256(b"SIZE = 2").hexdigest()}}
+    assert provenance.changed_code(first, START | {"code": before}) == ""
+    folders.begin(tmp_path / "run", CHOSEN, CELL, first)
+    with pytest.raises(UsageError, match="code of one's own in own_helper than"):
+        folders.finished(CHOSEN, CELL, tmp_path / "run", lambda: changed)
+    folders.begin(tmp_path / "run", CHOSEN, CELL, START | {"code": before})
+    assert folders.record_of(tmp_path / "run").start.code == before | {"late": "0"}
+
+
+def test_files_of_weights_are_one_digest(tmp_path: Path) -> None:
+    one, other = (tmp_path / name for name in ("one", "other"))
+    one.write_bytes(b"1")
+    other.write_bytes(b"2")
+    both = provenance.of_files(str(one), str(other))
+    assert both != provenance.of_files(str(one), "") != provenance.of_files("", "") == ""
+    other.write_bytes(b"3")
+    assert both != provenance.of_files(str(one), str(other))
+
+
+def test_a_table_names_the_states_of_the_library(tmp_path: Path) -> None:
+    finished_run(tmp_path / "run")
+    result = records.read(tmp_path / "run" / "result.json", Result)
+    cells = []
+    for label, library in (("a", "1" * 64), ("b", "2" * 64)):
+        folder = tmp_path / label
+        folders.begin(folder, CHOSEN, CELL, START | {"library": library})
+        cells.append(tables.TableCell(label, result, folder=folder))
+    (text,) = tables._sources(cells)
+    assert "a on " in text
+    assert "(sources 11111111); b on " in text
+    assert tables._sources([cells[0], cells[0]]) == []
