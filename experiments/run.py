@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
+from fedjax_inv.data.uses import Uses
 from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
 from fedjax_inv.streaming import Streamed
@@ -62,6 +63,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # one thread at a time places
+        self.told: set[tuple[str, ...]] = set()  # lines on the uses of examples
         self._programs: dict[Hashable, program.Program | Streamed] = {}  # the last used is last
         # The last examples that lie whole on each device of a mesh, and what they were.
         self._examples: tuple[Examples, Mesh, Examples] | None = None
@@ -167,6 +169,8 @@ class Launch:
     programs: Programs
     label: str  # what lines of progress name
     is_row: bool  # of a study, whose rows are resumed without the flag
+    # what examples are used for, by held-out domain, once it has been told
+    used: dict[str | None, Uses] = dataclasses.field(default_factory=dict)
 
     def run(self, report: WriteReport, ahead: Ahead) -> str:
         """Runs the cells that are not finished, and returns the text of the report.
@@ -264,11 +268,24 @@ class Launch:
         plan = ahead.take(self._key(cell), make_plan)
         if setup.config.outside and not plan.is_compiled:
             plan.trace()
-        run_folder.begin(folder, setup.config, cell, self._provenance(cell))
+        used = self._uses(cell.held_out)
+        run_folder.begin(folder, setup.config, cell, self._provenance(cell), used)
         if setup.is_scaled:
             files.write_json(folder / _INPUTS, setup.scalers.record(cell.held_out))
         job = Job(setup.config, cell, plan, setup.objective.measure, self._title(cell))
         return Recorder(job, folder, interrupt)
+
+    def _uses(self, held_out: str | None) -> Uses:
+        """What the examples are used for; tells it once in this process."""
+        setup = self.setup
+        if held_out not in self.used:
+            self.used[held_out] = setup.uses(held_out)
+            where = f"held out {held_out}: " if len(setup.splits) > 1 else ""
+            lines = tuple(printable(where + line) for line in self.used[held_out].lines())
+            if machine.leads() and lines not in self.programs.told:
+                self.programs.told.add(lines)
+                print(*lines, sep="\n", file=sys.stderr)
+        return self.used[held_out]
 
     def _title(self, cell: Cell) -> str:
         """What lines of progress name a cell."""

@@ -12,7 +12,7 @@ import numpy as np
 from fedjax_inv import freezing, objectives, rounds
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation
+from fedjax_inv.data import federation, uses
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import Split, Splits
 from fedjax_inv.fit import plan
@@ -133,6 +133,12 @@ class Assembly:
         labels[self.source[order]] = np.asarray(self.data.y)[order]
         seen = split.replaced(lambda shards: shards._replace(order=self.source[order]))
         return dataset._replace(y=labels), seen
+
+    def uses(self, held_out: str | None) -> uses.Uses:
+        """What the examples of the first seed are used for."""
+        seen = self.as_seen(held_out, next(iter(self.splits[held_out])))
+        is_small = not any(self.streams(cell) for cell in self.cells if cell.held_out == held_out)
+        return uses.of_split(*seen, count_repeated=is_small)
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""

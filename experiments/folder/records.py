@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self, TypeVar
 import msgspec
 
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.uses import Uses
 
 from ..assembly import grid
 from ..assembly.metrics import ACCURACY, Measure
@@ -161,12 +162,27 @@ class RowRecord(Record, frozen=True):
     number: int  # in the order in which rows first ran there
 
 
+class UsesRecord(Record, frozen=True):
+    """What the examples of the first seed are used for (`data.uses.Uses`), without domains."""
+
+    counts: dict[str, int]  # of each use that examples have
+    repeated: int | None  # test examples with the inputs of training examples; None: not counted
+    new_classes: dict[str, int]  # of the test alone, with their numbers of examples
+
+    @classmethod
+    def of(cls, found: Uses) -> Self:
+        """The record of the uses."""
+        counts = {use: number for use in found.counts if (number := found.total(use))}
+        return cls(counts, found.repeated, found.new_classes)
+
+
 class FolderRecord(Record, frozen=True):
-    """config.json: the flags and the cell of a folder, and its provenance."""
+    """config.json: the flags and the cell of a folder, its provenance and its examples."""
 
     flags: dict[str, Flag]
     cell: CellRecord
     start: Provenance
+    uses: UsesRecord | None = None
 
 
 class RunResult(Record, frozen=True):

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import fedjax_inv
 from fedjax_inv.checks import UsageError
+from fedjax_inv.data.uses import Uses
 
 from .. import config, sheet
 from ..assembly import factories, grid, machine
@@ -266,13 +267,16 @@ def _recorded(value: Any) -> Flag:
     return [*value] if isinstance(value, tuple) else value
 
 
-def begin(folder: Path, chosen: Config, cell: Cell, start: Provenance) -> None:
-    """Writes config.json: the flags, the cell, and where the run comes from."""
+def begin(
+    folder: Path, chosen: Config, cell: Cell, start: Provenance, uses: Uses | None = None
+) -> None:
+    """Writes config.json: the flags, the cell, where the run comes from, and its examples."""
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / "config.json").exists():
         start = provenance.merged([record_of(folder).start, start])
     files.remove(folder / "result.json")  # of fewer rounds
-    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start)
+    used = records.UsesRecord.of(uses) if uses else None
+    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start, used)
     files.write_json(folder / "config.json", record)
 
 

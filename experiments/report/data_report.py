@@ -7,6 +7,7 @@ import pandas as pd
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data.dataset import Dataset
+from fedjax_inv.data.uses import Uses
 
 from .. import outputs, run
 from ..assembly import experiment, scaling
@@ -54,6 +55,15 @@ def features(dataset: Dataset) -> str:
     return f"{forms.markdown(lines, align='right')}\n\n"
 
 
+def used(found: Uses) -> str:
+    """A row for each domain: how many of its examples have which use; then what is odd."""
+    counts = pd.DataFrame(found.counts, index=found.domains)
+    counts = counts.loc[:, counts.any()]
+    counts.loc["in all"] = counts.sum()
+    lines = counts.reset_index(names="domain: examples for")
+    return "\n\n".join([forms.markdown(lines, align="right"), *found.lines()[1:]])
+
+
 def show(config: Config, picture: str, images: int) -> str:
     """Draws the picture, and returns the table and the path of the picture.
 
@@ -71,7 +81,8 @@ def show(config: Config, picture: str, images: int) -> str:
     (held_out,) = assembled.splits
     dataset, holders, is_wrong, title = shown = data_figures.shown(assembled, held_out)
     counted = is_wrong if config.partition.wrong_labels else None
-    text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n{features(dataset)}"
+    text = f"\n{title}\n\n{table(dataset, holders, counted)}\n\n"
+    text += f"{used(assembled.uses(held_out))}\n\n{features(dataset)}"
     if warning := assembled.scale_warning:
         text += f"Warning: --dataset={config.data.dataset}: {warning}.\n\n"
     out.parent.mkdir(parents=True, exist_ok=True)

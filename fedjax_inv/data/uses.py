@@ -34,7 +34,11 @@ class Uses(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return one to three lines: the uses; domains that do not train; a test that is odd."""
-        by_use = [f"{self.total(use):,} {use}" for use in (*USES, *NOTHING) if self.total(use)]
+        by_use = [f"{self.total(use):,} {use}" for use in USES if self.total(use)]
+        for use in NOTHING:
+            names = [name for index, name in enumerate(self.domains) if self.counts[use][index]]
+            where = f" (of {_listed(names)})" if len(self.domains) > 1 else ""
+            by_use += [f"{self.total(use):,} {use}{where}"] if names else []
         found = [f"{self.total(*USES, *NOTHING):,} examples: {', '.join(by_use)}"]
         idle: dict[str, list[str]] = {}
         for index, name in enumerate(self.domains):

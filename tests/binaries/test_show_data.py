@@ -26,8 +26,9 @@ def options(tmp_path: Path, *, images: int = 10, **values: Any) -> Chosen:
 
 
 def cells(table: str) -> list[list[str]]:
-    """The cells of the lines of a table, without its rule."""
-    lines = [line for line in table.splitlines() if line.startswith("|")]
+    """The cells of the lines of a table, without its rule and that of uses."""
+    parts = [part for part in table.split("\n\n") if "domain: examples for" not in part]
+    lines = [line for part in parts for line in part.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [rows[0], *rows[2:]]
 

@@ -1,0 +1,75 @@
+"""Every row of the data is accounted for, where commands train and where they show data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedjax_inv_experiments import config
+from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.report import data_report, figures
+from runs import no_figures, train
+
+QUICK: dict[str, Any] = {"rounds": 2, "eval_every": 2, "widths": (4,), "compile": "quick"}
+RNG = np.random.default_rng(0)
+
+
+def table(path: Path, *columns: str, rows: list[tuple[Any, ...]]) -> str:
+    """Writes a table; returns its path."""
+    path.write_text("\n".join(",".join(map(str, row)) for row in [columns, *rows]) + "\n")
+    return str(path)
+
+
+def of_table(dataset: str, **values: Any) -> Config:
+    run_dir = str(Path(dataset).with_suffix(""))
+    return config.of(**QUICK | {"dataset": dataset, "run_dir": run_dir} | values)
+
+
+@pytest.fixture
+def odd_table(tmp_path: Path) -> str:
+    """Of domains n, e, s (of which s is for the test alone), 40 rows in training and in test."""
+    x = RNG.normal(size=(60, 2)).round(3)
+    rows: list[tuple[Any, ...]] = [
+        (*x[i], "ne"[i % 2], "train", "ny"[i // 2 % 2]) for i in range(40)
+    ]
+    rows += [(*x[i], "n", "test", "ny"[i // 2 % 2]) for i in range(30)]
+    rows += [(*x[i], "s", "test", "y.") for i in range(40, 50)]
+    return table(tmp_path / "odd.csv", "a", "b", "domain", "split", "target", rows=rows)
+
+
+def test_train_tells_every_row_and_records_it(
+    odd_table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with no_figures():
+        train(of_table(odd_table, held_out="none"))
+    told = [line for line in capsys.readouterr().err.splitlines() if "compil" not in line]
+    assert "80 examples: 36 training, 4 validation, 40 test" in told[0]
+    assert "s (test)" in told[1]
+    assert "classes that only the test has: y. (10)" in told[2]
+    found = json.loads((Path(odd_table).with_suffix("") / "config.json").read_text())["uses"]
+    assert found["counts"] == {"training": 36, "validation": 4, "test": 40}
+    assert 0 < found["repeated"] <= 30
+    assert f"{found['repeated']} of 40 test examples" in told[2]
+    assert found["new_classes"] == {"y.": 10}
+
+
+def test_rows_that_a_held_out_domain_leaves_unused_are_named(
+    odd_table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "save", lambda figure, path, **other: None)
+    chosen = of_table(odd_table, held_out="s")
+    text = data_report.show(chosen, str(Path(odd_table).with_suffix(".png")), 1)
+    lines = [line.strip("| ").split("|") for line in text.splitlines() if line.startswith("|")]
+    start = next(i for i, line in enumerate(lines) if "examples for" in line[0])
+    rows = {
+        line[0].strip(): [int(cell) for cell in line[1:]] for line in lines[start + 2 : start + 6]
+    }
+    assert rows == {
+        "e": [18, 2, 0, 0],
+        "n": [18, 2, 0, 30],
+        "s": [0, 0, 10, 0],
+        "in all": [36, 4, 10, 30],
+    }
+    assert "y. (10)" in text
