@@ -36,7 +36,6 @@ A network to start from is a model whose `init` returns it:
 Axis letters: R runs, T rounds, C clients, S slots of a cohort.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -174,9 +173,23 @@ def plan(
 
 
 def fit(
-    *arguments: Any,
+    algorithm: Factory,
+    model: types.Model,
+    clients: Any,
+    *,
+    rounds: int,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Run] | None = None,
+    optimizer: Optimizer = optax.sgd,
+    batch_size: int | None = 32,
+    epochs: int = 1,
+    steps: int | None = None,
+    test: tuple[Tree, Tree] | None = None,
+    validation: float = 0.0,
+    schedule: Schedule = _EVERYONE,
+    evaluations: Evaluations | int = 1,
+    devices: Devices | int | None = None,
     callbacks: Sequence[Callback | Callable[[Fitted], object]] = (acting.Progress(),),
-    **named: Any,
+    **settings: Any,
 ) -> Fitted:
     """Train an algorithm on the examples of clients, for each seed and hyperparameter.
 
@@ -214,20 +227,24 @@ def fit(
     Raises:
       UsageError: for a wrong argument, before anything is trained.
     """
-    inspect.signature(fit).bind(*arguments, **named)  # whose error names no other function
-    return plan(*arguments, **named).train(callbacks)
-
-
-def _signature() -> inspect.Signature:
-    """Return the signature of `fit`: the arguments of `plan`, and callbacks."""
-    (*others, settings), own = (
-        inspect.signature(function).parameters.values() for function in (plan, fit)
-    )
-    callbacks = next(each for each in own if each.name == "callbacks")
-    return inspect.Signature([*others, callbacks, settings], return_annotation=Fitted)
-
-
-fit.__signature__ = _signature()  # type: ignore[attr-defined]
+    # Written out, not as **kwargs, so that type checkers and editors know the arguments.
+    return plan(
+        algorithm,
+        model,
+        clients,
+        rounds=rounds,
+        grid=grid,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        test=test,
+        validation=validation,
+        schedule=schedule,
+        evaluations=evaluations,
+        devices=devices,
+        **settings,
+    ).train(callbacks)
 
 
 def _num_domains(splits: Splits, *, pooled: bool) -> int:
