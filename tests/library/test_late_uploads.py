@@ -153,6 +153,10 @@ def test_where_all_arrive_a_rule_is_skip(name: str, rule: str) -> None:
 
     (got, reports), (expected, expected_reports) = map(played, (rule, "skip"))
     assert_close(got.server.wrapped, expected.server)
+    # A stored upload travels with its round.
+    reports, expected_reports = (
+        [report._replace(traffic=None) for report in of] for of in (reports, expected_reports)
+    )
     assert_close(reports, expected_reports)
     first, sizes = reports[0], np.array(tiny.SIZES)
     assert np.all(first.present[sizes[schedule.who] > 0]) == (name == "fedavg")
