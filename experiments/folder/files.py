@@ -47,6 +47,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes the unfinished files of processes that were killed in a folder."""
+    if machine.leads():
+        for path in folder.glob(f".{'[0-9a-f]' * 16}.tmp"):
+            path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes a json file; only the leading process writes."""
     text = json.dumps(value, default=msgspec.to_builtins)

@@ -24,11 +24,15 @@ from .records import Line
 _NAME = "metrics.jsonl"
 
 
-def read(folder: Path, done: int | None = None) -> list[Line]:
+def read(folder: Path, done: int | None = None, num_runs: int = 0) -> list[Line]:
     """The lines of a run folder up to round `done`, or all of them.
 
-    A damaged last line does not count: the machine may have crashed while writing it. Raises
-    UsageError, with the number of the line, if another line is damaged.
+    A damaged last line does not count: the machine may have crashed while writing it.
+
+    done: a round with an evaluation. num_runs: of the cell; 0 for as many as there are lines of.
+
+    Raises UsageError, with the number of the line, if another line is damaged, and if lines up to
+    round `done` are gone.
     """
     path = folder / _NAME
     texts = path.read_bytes().splitlines() if path.exists() else []
@@ -46,7 +50,21 @@ def read(folder: Path, done: int | None = None) -> list[Line]:
             )
         if done is None or line.round <= done:
             lines.append(line)
+    if done:
+        _check_whole(path, lines, done, num_runs)
     return lines
+
+
+def _check_whole(path: Path, lines: Sequence[Line], done: int, num_runs: int) -> None:
+    """Raises UsageError unless each evaluation has a line of each run, the last of round `done`."""
+    count = num_runs or max((line.run + 1 for line in lines), default=0)
+    of_rounds: dict[int, list[int]] = {done: []}
+    for line in lines:
+        of_rounds.setdefault(line.round, []).append(line.run)
+    for number, runs in of_rounds.items():
+        if not runs or runs != [*range(count)]:
+            text = f"lacks lines of round {number}; put a copy in its place"
+            raise UsageError(str(path), ..., f"{text}, or delete {path.parent} to begin anew")
 
 
 class Log(Callback):
@@ -64,13 +82,8 @@ class Log(Callback):
 
         Raises UsageError if the log does not reach that round.
         """
-        folder = self._path.parent
         done = fitted.round
-        self.lines = read(folder, done) if done else []
-        last = [line.run for line in self.lines if line.round == done]
-        if done and last != [*range(len(fitted.runs))]:
-            text = f"lacks lines of round {done}, which has a checkpoint; put a copy in its place"
-            raise UsageError(str(self._path), ..., f"{text}, or delete {folder} to begin anew")
+        self.lines = read(self._path.parent, done, len(fitted.runs)) if done else []
         self._start = time.monotonic() - (self.lines[-1].seconds if self.lines else 0.0)
         files.write(self._path, _texts(self.lines))
 

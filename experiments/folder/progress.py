@@ -96,12 +96,13 @@ class ProgressLines(Callback):
             means["loss"] = _mean([line.train_loss for line in finite])
         means = means if finite else {}
         count = {"diverged": divergence.count(lines)} if num_diverged else {}
+        of_runs = {"mean of": f"{len(finite)} runs"} if len(finite) > 1 else {}
         if self._bar is not None:
             self._bar.update(done - self._done)
-            self._bar.set_postfix(means | count)
+            self._bar.set_postfix(means | of_runs | count)
         elif done in (0, self._rounds) or self._part(done) > self._part(self._done):
             parts = [f"round {done} of {self._rounds}"]
-            parts += [f"{name} {value}" for name, value in means.items()]
+            parts += [f"{name} {value}" for name, value in (means | of_runs).items()]
             parts += [f"{of} runs diverged" for of in count.values()]
             self.tell(", ".join([*parts, f"{lines[0].seconds:.1f} s"]))
         self._done = done

@@ -5,7 +5,7 @@ A field that has its default is absent from the file.
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -209,12 +209,18 @@ class RunResult(Record, frozen=True):
         return self.stops[0] if self.stops and self.stops[0].round else None
 
 
+# Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of the
+# training, and that of always answering each class); empty without classes
+Constants: TypeAlias = dict[str, dict[str, tuple[float, list[float]]]]
+
+
 class Result(Record, frozen=True):
     """result.json of a cell."""
 
     cell: CellRecord
     runs: list[RunResult]  # of the cell's, those that leave no domain out, which come first
     score: Measure = ACCURACY
+    constants: Constants = {}  # where the cell is all of a run folder; as in `Sweep`
 
 
 class Sweep(Record, frozen=True):
@@ -222,9 +228,7 @@ class Sweep(Record, frozen=True):
 
     title: str
     cells: list[Result]
-    # Held-out domain -> seed -> (the test accuracy of always answering the most frequent class of
-    # the training, and that of always answering each class); empty without classes
-    constants: dict[str, dict[str, tuple[float, list[float]]]] = {}
+    constants: Constants = {}
 
 
 def decoded(text: bytes, kind: type[T]) -> T | None:

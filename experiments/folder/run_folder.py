@@ -121,6 +121,7 @@ def locked(folder: Path) -> Iterator[None]:
                 print(f"{folder}: {text}", file=sys.stderr)
         if machine.agree(int(refused)):
             raise UsageError("--run_dir", folder, "another process is at work there; wait for it")
+        files.remove_leftovers(folder)
         yield
 
 

@@ -46,8 +46,10 @@ def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]
         more = [*_zero_shot(assembled, cells), *more]
     constants = _constants(assembled, cells)
     record = folder / "result.json"
+    is_one = cells[0].folder == folder
     # The report of finished runs gets the data of the first seed alone.
-    known = records.decoded(record.read_bytes(), Sweep) if record.exists() else None
+    kind: type[Result | Sweep] = Result if is_one else Sweep
+    known = records.decoded(record.read_bytes(), kind) if record.exists() else None
     before = known.constants if known else {}
     for name, of_seed in constants.items():
         of = before.get(name, {}).items()
@@ -60,7 +62,9 @@ def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]
     more += [text] if (text := aggregation.budget(config)) else []
     text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
     runs_csv.write(folder / "runs.csv", finished)
-    if cells[0].folder != folder:  # a cell in the run folder has written its result already
+    if is_one:
+        files.write_json(record, cells[0].result | {"constants": constants})
+    else:
         files.write_json(record, Sweep(title, [cell.result for cell in cells], constants))
     where = f"Table: {folder / 'table.md'}. Evaluations: {folder / 'runs.csv'}."
     if (folder / "curves.png").exists():  # not where every run diverged
@@ -95,14 +99,12 @@ def _main(config: Config, cells: Sequence[tables.TableCell]) -> tables.Main | No
     )
 
 
-def _constants(
-    assembled: Assembly, cells: Sequence[FinishedCell]
-) -> dict[str, dict[str, tuple[float, list[float]]]]:
+def _constants(assembled: Assembly, cells: Sequence[FinishedCell]) -> records.Constants:
     """The accuracies of answers that are always the same, for the seeds whose splits are known."""
     if assembled.objective.measure != ACCURACY or assembled.dataset.task != "classes":
         return {}
     y = np.asarray(assembled.data.y)
-    found: dict[str, dict[str, tuple[float, list[float]]]] = {}
+    found: records.Constants = {}
     for cell in cells:
         of_seed = found.setdefault(selection.held_out_of(cell.result), {})
         for seed, split in assembled.splits[cell.result.cell.held_out].items():

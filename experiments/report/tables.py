@@ -199,8 +199,8 @@ def scores(
 
 def is_constant(constant: Constant, scores: Iterable[tuple[int, float]]) -> bool:
     """Whether the score of each seed is the accuracy of always answering one class."""
-    known = [(constant[str(seed)][1], of) for seed, of in scores if str(seed) in constant]
-    return bool(known) and all(np.isclose(of, parts, atol=1e-6).any() for parts, of in known)
+    found = [np.isclose(of, constant.get(str(seed), (0, []))[1], atol=1e-6) for seed, of in scores]
+    return bool(found) and all(each.any() for each in found)
 
 
 def marks(column: ScoreColumn) -> dict[str, str]:

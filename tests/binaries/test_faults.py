@@ -5,6 +5,7 @@ A tiny run, finished and stopped half-way, is copied and spoiled; its program is
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from fedjax_inv.ahead import Ahead
 from fedjax_inv.checks import UsageError
 from fedjax_inv.plan import Plan
 from fedjax_inv_experiments import config, evaluation, start
-from fedjax_inv_experiments.assembly import grid, machine
+from fedjax_inv_experiments.assembly import factories, grid, machine
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import checkpoints, files, selected
 from fedjax_inv_experiments.folder import run_folder as folders
@@ -284,17 +285,31 @@ def test_a_table_joins_no_cells_on_other_data_or_of_other_code(
         ):
             before = path.read_text()
             path.write_text(before.replace(old, new))
+            monkeypatch.setattr(factories, "_digests", {})  # as in a new process
             for again in (chosen, more, with_flags(more, resume=True)):
                 with pytest.raises(UsageError, match=f"^--run_dir={folder}/fedavg-s: .*{words}"):
                     sweep(again)
             assert not (folder / "fedprox-s").exists()
             path.write_text(before)
+        monkeypatch.setattr(factories, "_digests", {})
         assert sweep(chosen) == first
         # Code of other cells is no code of this one.
         (tmp_path / "own_method.py").write_text("from fedjax_inv.algorithms.fedavg import fedavg")
         beside = with_flags(chosen, algorithm=("fedavg", "own_method:fedavg"))
         prepare(beside, folder, in_folders=True)
     assert (folder / "fedavg-s" / "metrics.jsonl").read_bytes() == result
+
+
+def test_the_same_command_again_gives_the_same_table(compiled: None, tmp_path: Path) -> None:
+    """Though it reads the data of the first seed alone."""
+    folder = tmp_path / "run"
+    chosen = with_flags(TINY, run_dir=str(folder))
+    with no_figures():
+        train(chosen)
+        table = (folder / "table.md").read_text()
+        assert re.search(r"most frequent class.* ± ", table)
+        train(chosen)
+    assert (folder / "table.md").read_text() == table
 
 
 def test_no_second_process_trains_a_cell_of_a_sweep(

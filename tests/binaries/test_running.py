@@ -81,6 +81,22 @@ def test_what_is_counted_goes_on_where_the_log_ends(tmp_path: Path) -> None:
     assert [one.bytes for one in going_on.lines] == [0, 0, 10, 10, 15, 15]
 
 
+def test_a_log_that_lost_lines_is_refused(tmp_path: Path) -> None:
+    writing = begun(tmp_path, 0, 2)
+    for done in (0, 3, 6):
+        writing.append([line(done, run=run) for run in (0, 1)])
+    path = tmp_path / "metrics.jsonl"
+    whole = path.read_text().splitlines(keepends=True)
+    assert len(log.read(tmp_path, 6)) == 6
+    for lines in ([], whole[:-1], whole[:2] + whole[3:], [*whole[:-1], whole[-1][:9]]):
+        path.write_text("".join(lines))
+        with pytest.raises(UsageError, match=r"metrics.jsonl: lacks lines of round"):
+            log.read(tmp_path, 6)
+    path.unlink()
+    with pytest.raises(UsageError, match=r"metrics.jsonl: lacks lines of round"):
+        log.read(tmp_path, 6)
+
+
 def test_a_log_of_a_run_that_diverged_has_scores_that_are_no_numbers(tmp_path: Path) -> None:
     """Errors of a regression are NaN then, which Python writes and strict JSON does not have."""
     nowhere = {"test": Domain(float("nan"), None, 4, "test")}
@@ -115,8 +131,11 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with folders.locked(folder), pytest.raises(UsageError), folders.locked(folder):
         raise AssertionError("entered")
+    # What a process that was killed has left is removed, and no file of a user.
+    for name in (".0123456789abcdef.tmp", "mine.tmp", ".mine.tmp"):
+        (folder / name).write_text("")
     with folders.locked(folder):
-        pass
+        assert {path.name for path in folder.iterdir()} == {".lock", "mine.tmp", ".mine.tmp"}
 
 
 def test_a_folder_holds_the_run_of_its_flags(tmp_path: Path) -> None:
