@@ -609,7 +609,8 @@ class Evaluation:
         "the best mean score on training domains, each measured by a run without it; agreement, "
         "the first at which the training domains, which had differed, differ no more than by "
         "chance; last_if_agreed, the last if there is one of these; last; unseen_domain, the best "
-        "score on the domain of --validate; oracle, the best test score, for comparison only.",
+        "score on the domain of --validate, or on rows for validation of domains that nobody "
+        "trains; oracle, the best test score, for comparison only.",
     )
     leave_one_out: bool = flag(
         False,

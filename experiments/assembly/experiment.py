@@ -283,10 +283,18 @@ def _check_evaluations(setup: Assembly) -> None:
     config = setup.config
     first = setup.cells[0]
     groups = group_names([*setup.splits[first.held_out].values()])
-    objective.check(config.evaluation, config.data.validate, setup.objective, len(groups))
+    every = [split for of_seed in setup.splits.values() for split in of_seed.values()]
+    objective.check(
+        config.evaluation,
+        setup.objective,
+        len(groups),
+        every,
+        compares_settings=any(
+            run.hyper != cell.runs[0].hyper for cell in setup.cells for run in cell.runs
+        ),
+    )
     if config.evaluation.watch_classes:
-        splits = [split for of_seed in setup.splits.values() for split in of_seed.values()]
-        objective.check_classes(setup.dataset.classes, np.asarray(setup.data.y), splits)
+        objective.check_classes(setup.dataset.classes, np.asarray(setup.data.y), every)
 
 
 def _check_stream(setup: Assembly, cell: Cell) -> None:

@@ -125,17 +125,33 @@ def warm_start(watched: Evaluation, batch_size: int, sizes: np.ndarray) -> int:
     return int(watched.warm_start)
 
 
-def check(watched: Evaluation, validate: str, objective: Objective, num_groups: int) -> None:
-    """Checks flags of evaluations against targets and score.
+def check(
+    watched: Evaluation,
+    objective: Objective,
+    num_groups: int,
+    splits: Sequence[Split],
+    *,
+    compares_settings: bool,
+) -> None:
+    """Checks flags of evaluations against targets, score and examples.
 
-    validate: the domain of --validate. num_groups: of validation, a domain or several.
+    num_groups: of validation, a domain or several. compares_settings: whether a rule selects
+        hyperparameters, too.
     """
     metrics.check(watched.metrics, objective.kind)
     if watched.watch_classes and objective.kind != "classes":
         text = f"needs data with classes, these have {objective.kind}"
         raise flag_error("watch_classes", True, text)
-    if watched.select == "unseen_domain" and not validate:
-        raise flag_error("select", watched.select, "needs the domain, --validate=DOMAIN or =next")
+    are_unseen = all("unseen_domain" in split.unseen for split in splits)
+    if watched.select == "unseen_domain" and not are_unseen:
+        text = "needs the domain, --validate=DOMAIN or =next"
+        raise flag_error("select", watched.select, text)
+    by_validation = _BY_VALIDATION | ({"last"} if compares_settings else set())
+    are_validated = all(np.asarray(split.valid.size).any() for split in splits)
+    if watched.select in by_validation and not are_validated:
+        text = "needs validation examples, which a client of one example or group does not have"
+        text += "" if compares_settings else "; --select=last looks at none"
+        raise flag_error("select", watched.select, text)
     if watched.compares_domains:
         if objective.measure != ACCURACY:
             text = f"compares accuracies of classes, the score is the {objective.score.name}"
@@ -147,6 +163,10 @@ def check(watched: Evaluation, validate: str, objective: Objective, num_groups: 
         if not 0 < threshold < 1:
             name = "stop_below" if watched.stop_below else "stop_above"
             raise flag_error(name, threshold, "must be above 0 and below 1")
+
+
+# The rules of selection that look at validation examples in every case.
+_BY_VALIDATION = {"validation", "agreement", "last_if_agreed"}
 
 
 def check_classes(classes: Sequence[str], y: np.ndarray, splits: Iterable[Split]) -> None:

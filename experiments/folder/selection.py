@@ -47,6 +47,11 @@ def score_on(line: Line, kind: str) -> float | None:
     return next((domain.score for domain in domains if domain.split == kind), None)
 
 
+def is_validated(line: Line) -> bool:
+    """Whether an evaluation has validation examples."""
+    return any(each.examples for each in line.domains.values() if each.split == "validation")
+
+
 def differ_by_chance(domains: Sequence[Domain]) -> bool:
     """Whether the domains' accuracies differ no more than by chance.
 
@@ -101,6 +106,11 @@ def _best(rank: Callable[[Line], float]) -> Pick:
     return lambda lines: max(reversed(lines), key=key)
 
 
+def _if_validated(pick: Pick) -> Pick:
+    """Picks nothing without validation examples."""
+    return lambda lines: pick(lines) if is_validated(lines[0]) else None
+
+
 def _if_left_out(pick: Pick) -> Pick:
     """Picks nothing unless runs without each training domain were evaluated, too."""
     return lambda lines: pick(lines) if lines[0].left_out_score is not None else None
@@ -115,7 +125,7 @@ def rules(measure: Measure) -> dict[str, Rule]:
     """All rules, for evaluations with this score."""
 
     def validation(line: Line) -> float:
-        return measure.rank(line.validation_score)
+        return measure.rank(line.validation_score) if is_validated(line) else math.nan
 
     def left_out(line: Line) -> float:
         return math.nan if line.left_out_score is None else measure.rank(line.left_out_score)
@@ -133,7 +143,9 @@ def rules(measure: Measure) -> dict[str, Rule]:
 
     return {
         "validation": Rule(
-            "the best validation score on the training domains", _best(validation), validation
+            "the best validation score on the training domains",
+            _if_validated(_best(validation)),
+            validation,
         ),
         "leave_one_out": Rule(
             "the best mean score on training domains, each measured by a run without it",

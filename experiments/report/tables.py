@@ -96,7 +96,10 @@ def _numbers(line: Line | None) -> dict[str, Any]:
     unseen: dict[str, Any] = {kind: line and selection.score_on(line, kind) for kind in UNSEEN}
     kinds = {domain.split: name for name, domain in line.domains.items()} if line else {}
     unseen["unseen_name"] = kinds.get("unseen_domain")
-    return {name: line and getattr(line, field) for name, field in fields.items()} | unseen
+    numbers = {name: line and getattr(line, field) for name, field in fields.items()} | unseen
+    if line and not selection.is_validated(line):
+        numbers["validation"] = None
+    return numbers
 
 
 def _of_seeds(one: Chosen) -> list[dict[str, Any]]:

@@ -1,14 +1,17 @@
 """Every row of the data is accounted for, where commands train and where they show data."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config
 from fedjax_inv_experiments.config import Config
+from fedjax_inv_experiments.folder import records, run_folder, selection
 from fedjax_inv_experiments.report import data_report, figures
 from runs import no_figures, train
 
@@ -73,3 +76,56 @@ def test_rows_that_a_held_out_domain_leaves_unused_are_named(
         "in all": [36, 4, 10, 30],
     }
     assert "y. (10)" in text
+
+
+def of_one_row(tmp_path: Path) -> str:
+    """Of 40 users with a row each in training, so that none is left for validation."""
+    x = RNG.normal(size=(60, 2)).round(3)
+    rows = [(*x[i], i, ["false", "true"][i >= 40], "ny"[int(x[i, 0] > 0)]) for i in range(60)]
+    return table(tmp_path / "users.csv", "a", "b", "client", "test", "target", rows=rows)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"select": "last", "learning_rate": (0.1, 1.0)},
+        {"select": "agreement", "score": "accuracy"},
+    ],
+)
+def test_no_rule_selects_without_validation(tmp_path: Path, values: dict[str, Any]) -> None:
+    chosen = of_table(of_one_row(tmp_path), partition="user", **values)
+    with pytest.raises(UsageError, match=f"--select={re.escape(chosen.evaluation.select)}"):
+        train(chosen)
+    assert not Path(chosen.output.run_dir).exists()
+
+
+def test_the_last_evaluation_needs_no_validation(tmp_path: Path) -> None:
+    chosen = of_table(of_one_row(tmp_path), partition="user", select="last")
+    with no_figures():
+        train(chosen)
+    result = run_folder.result(Path(chosen.output.run_dir))
+    (run,) = result.runs
+    assert run.by_rule["validation"] is None
+    assert run.by_rule["last"] == run.last
+    assert not selection.is_validated(run.last)
+
+
+def test_rows_of_validation_in_a_domain_that_nobody_trains_select(tmp_path: Path) -> None:
+    x = RNG.normal(size=(80, 2)).round(3)
+    parts = ["train"] * 50 + ["val"] * 20 + ["test"] * 10
+    rows = [(*x[i], "v" if p == "val" else "n", p, "ny"[i % 2]) for i, p in enumerate(parts)]
+    path = table(tmp_path / "v.csv", "a", "b", "domain", "split", "target", rows=rows)
+    values = {"rounds": 6, "eval_every": 1, "learning_rate": (0.1, 3.0), "held_out": "none"}
+    chosen = of_table(path, select="unseen_domain", **values)
+    with no_figures():
+        train(chosen)
+    result = records.read(Path(chosen.output.run_dir) / "result.json", records.Sweep).cells[0]
+    lines = [run.by_rule["unseen_domain"] for run in result.runs]
+    scores = [selection.score_on(line, "unseen_domain") for line in lines if line]
+    assert len(scores) == 2
+    picked = selection.choose("fedavg", result, "unseen_domain")
+    assert picked is not None
+    assert selection.score_on(picked.selected[0], "unseen_domain") == max(map(float, scores))
+    (domain,) = (d for d in picked.selected[0].domains.values() if d.split == "unseen_domain")
+    assert domain.examples == 20
