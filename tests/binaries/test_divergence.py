@@ -111,7 +111,7 @@ def test_progress_is_of_the_runs_that_have_not_diverged(
         assert "valid=0.680" in text  # (3 x 0.6 + 2 x 0.8) / 5
         assert "diverged=4 of 9" in text
     else:
-        printed = "valid 0.680, test 0.680, loss 2.000, 4 of 9 runs diverged, 1.0 s\n"
+        printed = "valid 0.680, test 0.680, loss 2.000, mean of 5 runs, 4 of 9 runs diverged, 1.0 s"
         assert f"fedavg: round 10 of 20, {printed}" in text
         assert "fedavg: round 20 of 20, 6 of 6 runs diverged, 1.0 s\n" in text
 

@@ -95,7 +95,9 @@ def test_no_command_imports_what_only_a_folder_names(place: Place, flag: str) ->
     assert "planted" not in sys.modules
 
 
-def test_a_command_that_names_the_code_reads_the_run(place: Place) -> None:
+def test_a_command_that_names_the_code_reads_the_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UsageError, match=f"add {' '.join(NAMED)}"):
         read(evaluate, f"--run={place.folder}")
     with pytest.raises(UsageError, match=f"add {NAMED[1]}"):
@@ -107,6 +109,7 @@ def test_a_command_that_names_the_code_reads_the_run(place: Place) -> None:
     # What has changed since is told.
     before = place.own.read_text()
     place.own.write_text(f"{before}\n# changed\n")
+    monkeypatch.setattr(factories, "_digests", {})  # as in a new process
     try:
         with pytest.warns(UserWarning, match="has changed since"):
             read(evaluate, f"--run={place.folder}", *NAMED)

@@ -155,7 +155,7 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     text = screen.getvalue()
     assert text.count("fedavg, held out 75: compiling\n") == 1
     assert text.count("fedavg, held out 75: compiled in ") == 1
-    assert "round 0 of 100, valid 0.600, test 0.250, 1.5 s\n" in text
+    assert "round 0 of 100, valid 0.600, test 0.250, mean of 2 runs, 1.5 s\n" in text
     assert ("\r" in text) == is_terminal
     if is_terminal:
         assert "| 100/100 [" in text
@@ -163,5 +163,5 @@ def test_progress(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "loss=2.000" in text
     else:
         told = [text.partition(": ")[2] for text in text.splitlines()]
-        assert "round 5 of 100, valid 0.600, test 0.250, loss 2.000, 1.5 s" in told
+        assert "round 5 of 100, valid 0.600, test 0.250, loss 2.000, mean of 2 runs, 1.5 s" in told
         assert len([each for each in told if each.startswith("round ")]) == 21
