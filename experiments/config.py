@@ -617,6 +617,11 @@ class Evaluation:
         "Whether each setting is also trained without each training domain in turn, as further "
         "runs of the same program, for the rule --select=leave_one_out, which sets this flag.",
     )
+    unseen_norms: Literal["mean", "batch", "estimated"] = flag(
+        "mean",
+        "The statistics of BatchNorm where an unseen domain is evaluated: the mean of the clients' "
+        "running ones; of each batch; or estimated, of all the domain's inputs, without labels.",
+    )
     nonfinite: Literal["auto", "stop", "drop", "mark"] = flag(
         "auto",
         "When a client's loss or update becomes NaN or infinite: stop the program; drop what the "

@@ -38,6 +38,10 @@ from .start import printable
 
 _INPUTS = "inputs.json"  # the shift and scale of the network's inputs
 _AGAIN = "the same command continues"
+_BLIND = (
+    "of two training domains each run without one has a single domain, in which a penalty between "
+    "domains is 0; the rule cannot compare its weights"
+)
 
 
 class FinishedCell(NamedTuple):
@@ -222,6 +226,8 @@ class Launch:
         if warning := self.setup.scale_warning:
             text = f"warning: --dataset={config.data.dataset}: {warning}"
             print(printable(text), file=sys.stderr)
+        if self.setup.leaves_one:
+            print(f"warning: --leave_one_out: {_BLIND}", file=sys.stderr)
 
     def _result(self, cell: Cell) -> records.Result | None:
         """The result of a cell, None if it is not finished."""

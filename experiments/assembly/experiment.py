@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_inv import freezing, objectives, rounds
+from fedjax_inv import freezing, inputs, objectives, rounds, unseen_norms
 from fedjax_inv.algorithms import LISTED
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, uses
@@ -18,7 +18,7 @@ from fedjax_inv.data.federation import Split, Splits
 from fedjax_inv.fit import plan
 from fedjax_inv.inputs import group_names
 from fedjax_inv.plan import Plan
-from fedjax_inv.types import Array, Examples, Federation, Model, Variables
+from fedjax_inv.types import Algorithm, Array, Examples, Federation, Model, Variables
 
 from ..config import MODELS, Config
 from ..errors import check_known, flag_error, in_flags
@@ -139,6 +139,27 @@ class Assembly:
         seen = self.as_seen(held_out, next(iter(self.splits[held_out])))
         is_small = not any(self.streams(cell) for cell in self.cells if cell.held_out == held_out)
         return uses.of_split(*seen, count_repeated=is_small)
+
+    @property
+    def leaves_one(self) -> bool:
+        """Whether a run of --leave_one_out trains on a single domain."""
+        left_out = [{run.left_out for run in cell.runs} - {""} for cell in self.cells]
+        return any(0 < len(domains) < 3 for domains in left_out)
+
+    @functools.cached_property
+    def has_running_norms(self) -> bool:
+        """Whether the network has running means and variances (BatchNorm)."""
+        try:
+            unseen_norms.running(_start(self).stats)
+        except UsageError:
+            return False
+        return True
+
+    def tests_unseen(self, cell: Cell) -> bool:
+        """Whether an unseen domain is evaluated."""
+        of_seed = self.splits[cell.held_out]
+        is_selected = any("unseen_domain" in split.unseen for split in of_seed.values())
+        return is_selected or bool(np.any(inputs.tests_unseen(cell.runs, of_seed)))
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
@@ -320,6 +341,29 @@ def _flag_of_model(config: Config, variables: Variables) -> str:
     return "model" if config.network.cut < 0 else "cut"
 
 
+def _start(setup: Assembly) -> Variables:
+    """The shapes of the variables that are trained."""
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    variables: Variables = jax.eval_shape(setup.model.init, key, network.sample(setup.data.x))
+    return variables
+
+
+def _check_norms(setup: Assembly, cell: Cell, algorithm: Algorithm) -> None:
+    """Raises UsageError unless --unseen_norms can act on a cell's network."""
+    rule = setup.config.evaluation.unseen_norms
+    text = ""
+    if not setup.has_running_norms:
+        text = "needs a network with running means and variances, as of --norm=batch"
+    elif algorithm.network is None or algorithm.own_outputs:
+        text = f"must be mean for --algorithm={cell.algorithm}, which has no single network"
+    elif rule == "estimated" and setup.streams(cell):
+        text = "must be mean or batch, as the data come from the host (--hold=stream)"
+    elif not setup.tests_unseen(cell):
+        text = "must be mean, as no unseen domain is evaluated"
+    if text and rule != "mean":
+        raise flag_error("unseen_norms", rule, text)
+
+
 def _check_start(setup: Assembly, cell: Cell) -> None:
     """Raises UsageError if a run of a cell cannot start; nothing is computed."""
     config = setup.config
@@ -336,7 +380,8 @@ def _check_start(setup: Assembly, cell: Cell) -> None:
     number = 1 if known.pooled else len(next(iter(of_seed)).domain)
     sizes = jax.ShapeDtypeStruct((number,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    variables = jax.eval_shape(model.init, key, network.sample(setup.data.x))
+    variables = _start(setup)
+    _check_norms(setup, cell, algorithm)
 
     def init(variables: Variables, size: Array, key: Array) -> rounds.State:
         holders = Federation(setup.data, jnp.zeros(1, jnp.int32), size, size)

@@ -106,6 +106,7 @@ def evaluations(
         thresholds=watched.thresholds,
         stop_above=bool(watched.stop_above),
         end_at_stop=watched.after_stop == "end",
+        unseen_norms=watched.unseen_norms,
     )
 
 
@@ -139,6 +140,9 @@ def check(
         hyperparameters, too.
     """
     metrics.check(watched.metrics, objective.kind)
+    if watched.metrics and watched.unseen_norms != "mean":
+        text = "must be mean with --metrics, whose predictions use it"
+        raise flag_error("unseen_norms", watched.unseen_norms, text)
     if watched.watch_classes and objective.kind != "classes":
         text = f"needs data with classes, these have {objective.kind}"
         raise flag_error("watch_classes", True, text)

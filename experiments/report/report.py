@@ -60,6 +60,8 @@ def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]
         _cell(config, cell, constants.get(selection.held_out_of(cell.result), {})) for cell in cells
     ]
     more += [text] if (text := aggregation.budget(config)) else []
+    if assembled.has_running_norms and any(map(assembled.tests_unseen, assembled.cells)):
+        more.append(f"BatchNorm on unseen domains: {_NORMS[config.evaluation.unseen_norms]}.")
     text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
     runs_csv.write(folder / "runs.csv", finished)
     if is_one:
@@ -72,6 +74,14 @@ def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]
     if others := _others(folder, cells):
         where += f" Of the runs in {folder}, these tables leave out {', '.join(others)}."
     return f"\n{title}\n\n{text}\n\n{selection.explained(config.evaluation.select)}\n{where}"
+
+
+# The statistics of BatchNorm by --unseen_norms.
+_NORMS = {
+    "mean": "the mean of the clients' running statistics",
+    "batch": "the statistics of each batch (--unseen_norms=batch)",
+    "estimated": "the statistics of all their inputs (--unseen_norms=estimated)",
+}
 
 
 def _cell(

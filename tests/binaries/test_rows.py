@@ -10,6 +10,7 @@ import pytest
 
 from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config
+from fedjax_inv_experiments import run as launching
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import records, run_folder, selection
 from fedjax_inv_experiments.report import data_report, figures
@@ -129,3 +130,50 @@ def test_rows_of_validation_in_a_domain_that_nobody_trains_select(tmp_path: Path
     assert selection.score_on(picked.selected[0], "unseen_domain") == max(map(float, scores))
     (domain,) = (d for d in picked.selected[0].domains.values() if d.split == "unseen_domain")
     assert domain.examples == 20
+
+
+def test_an_unseen_domain_has_the_statistics_that_the_table_names(tmp_path: Path) -> None:
+    """Its inputs are shifted, and its labels follow their order, as in the other domains."""
+    x = RNG.normal(size=(180, 2)).round(3)
+    shift = 8 * (np.arange(180) % 3 == 2)
+    rows = [(*(x[i] + shift[i]), "abc"[i % 3], "ny"[int(x[i, 0] > 0)]) for i in range(180)]
+    path = table(tmp_path / "shifted.csv", "a", "b", "domain", "target", rows=rows)
+    values = {"held_out": "c", "norm": "batch", "rounds": 20, "standardise": False, "seeds": (0,)}
+    scores = {}
+    for rule in ("mean", "estimated"):
+        run_dir = str(tmp_path / rule)
+        with no_figures():
+            text = train(of_table(path, unseen_norms=rule, **values | {"run_dir": run_dir}))
+        line = next(line for line in text.splitlines() if line.startswith("BatchNorm on unseen"))
+        assert ("--unseen_norms=estimated" in line) == (rule == "estimated")
+        scores[rule] = run_folder.result(Path(run_dir)).runs[0].last.test_score
+    assert scores["estimated"] > scores["mean"] + 0.2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"held_out": "e"},
+        {"held_out": "none", "norm": "batch"},
+        {"algorithm": ("fl_games",), "norm": "batch"},
+    ],
+)
+def test_statistics_that_no_network_has_are_refused(odd_table: str, values: dict[str, Any]) -> None:
+    chosen = of_table(odd_table, **{"held_out": "e", "unseen_norms": "batch"} | values)
+    with pytest.raises(UsageError, match="--unseen_norms=batch"):
+        train(chosen)
+    assert not Path(chosen.output.run_dir).exists()
+
+
+@pytest.mark.parametrize("domains", ["pqs", "pqrs"])
+def test_leaving_one_of_two_domains_out_is_said_to_be_blind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], domains: str
+) -> None:
+    rows = [
+        (*RNG.normal(size=2).round(3), domains[i % len(domains)], "ny"[i % 2]) for i in range(120)
+    ]
+    path = table(tmp_path / "left.csv", "a", "b", "domain", "target", rows=rows)
+    chosen = of_table(path, held_out="s", select="leave_one_out")
+    launching.prepare(chosen, tmp_path / "run", in_folders=False)
+    told = [line for line in capsys.readouterr().err.splitlines() if "--leave_one_out" in line]
+    assert len(told) == (domains == "pqs")
