@@ -20,13 +20,14 @@ from jax.sharding import Mesh
 
 from fedjax_inv import program
 from fedjax_inv.ahead import DEPTH, Ahead
+from fedjax_inv.data.federation import parts_of
 from fedjax_inv.data.uses import Uses
 from fedjax_inv.fit import local_sizes
 from fedjax_inv.plan import Plan
 from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
-from .assembly import experiment, factories, grid, machine
+from .assembly import experiment, factories, grid, machine, method
 from .assembly.experiment import Assembly
 from .assembly.grid import Cell
 from .config import Config
@@ -275,7 +276,9 @@ class Launch:
         if setup.config.outside and not plan.is_compiled:
             plan.trace()
         used = self._uses(cell.held_out)
-        run_folder.begin(folder, setup.config, cell, self._provenance(cell), used)
+        run_folder.begin(
+            folder, setup.config, cell, self._provenance(cell), used, self._weighting(cell)
+        )
         if setup.is_scaled:
             files.write_json(folder / _INPUTS, setup.scalers.record(cell.held_out))
         job = Job(setup.config, cell, plan, setup.objective.measure, self._title(cell))
@@ -292,6 +295,14 @@ class Launch:
                 self.programs.told.add(lines)
                 print(*lines, sep="\n", file=sys.stderr)
         return self.used[held_out]
+
+    def _weighting(self, cell: Cell) -> str:
+        """How clients weigh whose sizes differ by more than a tenth; "" without such clients."""
+        for split in self.setup.splits[cell.held_out].values():
+            sizes = [len(rows) for rows in parts_of(split.train)]
+            if sizes and max(sizes) > 1.1 * min(sizes):
+                return method.weighting(self.setup.config, cell.algorithm, cell.settings)
+        return ""
 
     def _title(self, cell: Cell) -> str:
         """What lines of progress name a cell."""

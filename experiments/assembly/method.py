@@ -61,6 +61,15 @@ def facts(config: Config, name: str) -> Facts:
     return known._replace(pooled=known.pooled or config.partition.pooled)
 
 
+def weighting(config: Config, name: str, settings: Mapping[str, Any]) -> str:
+    """How clients weigh in an algorithm's mean: "size", "uniform", or "own", a rule of its own."""
+    if facts(config, name).pooled:
+        return "size"
+    of_factory = factories.signature(factories.algorithm(name)).parameters.get("weighting")
+    chosen = settings.get("weighting", of_factory and of_factory.default)
+    return chosen if chosen in ("size", "uniform") else "own"
+
+
 def is_pooled(config: Config) -> bool:
     """Whether all algorithms train on all examples at once."""
     return all(facts(config, name).pooled for name in config.method.algorithm)

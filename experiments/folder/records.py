@@ -183,6 +183,7 @@ class FolderRecord(Record, frozen=True):
     cell: CellRecord
     start: Provenance
     uses: UsesRecord | None = None
+    weighting: str = ""  # of clients of different sizes: size, uniform or own; "" if they are alike
 
 
 class RunResult(Record, frozen=True):

@@ -269,7 +269,12 @@ def _recorded(value: Any) -> Flag:
 
 
 def begin(
-    folder: Path, chosen: Config, cell: Cell, start: Provenance, uses: Uses | None = None
+    folder: Path,
+    chosen: Config,
+    cell: Cell,
+    start: Provenance,
+    uses: Uses | None = None,
+    weighting: str = "",
 ) -> None:
     """Writes config.json: the flags, the cell, where the run comes from, and its examples."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,7 +282,7 @@ def begin(
         start = provenance.merged([record_of(folder).start, start])
     files.remove(folder / "result.json")  # of fewer rounds
     used = records.UsesRecord.of(uses) if uses else None
-    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start, used)
+    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start, used, weighting)
     files.write_json(folder / "config.json", record)
 
 

@@ -636,7 +636,13 @@ def write(
     forms.write_latex(
         path.with_suffix(".tex"), main.latex or [main.table], " ".join(filter(None, notes))
     )
-    parts: list[Part] = [main.table, *filter(None, [caption]), *about, *_sources(cells)]
+    parts: list[Part] = [
+        main.table,
+        *filter(None, [caption]),
+        *about,
+        *_weights(cells),
+        *_sources(cells),
+    ]
     parts += differences_table(found, main.columns, baseline)
     # Games serve the state of their stop, which no rule of selection looks at.
     stops = [stop for cell in cells for run in cell.result.runs for stop in run.stops or ()]
@@ -652,6 +658,24 @@ def write(
         details = _details(cells)
     forms.write_markdown(path.with_suffix(".md"), [*parts, *details, *more], title)
     return forms.printed([*parts, *more])
+
+
+def _weights(cells: Sequence[TableCell]) -> list[Part]:
+    """A line on how methods weigh clients of different sizes, if not all weigh them alike."""
+    labels: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        if (cell.folder / "config.json").exists():
+            weighting = run_folder.record_of(cell.folder).weighting
+            labels.setdefault(weighting, {})[cell.label] = None
+    labels.pop("", None)
+    if len(labels) < 2:
+        return []
+    words = {"size": "by their size", "uniform": "equally", "own": "by rules of their own"}
+    texts = [f"{', '.join(names)} {words[weighting]}" for weighting, names in labels.items()]
+    return [
+        f"Clients hold different numbers of examples, and methods weigh them differently: "
+        f"{'; '.join(texts)}. --set=weighting=size weighs by size where a method has it."
+    ]
 
 
 def _sources(cells: Sequence[TableCell]) -> list[Part]:

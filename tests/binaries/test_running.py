@@ -18,7 +18,7 @@ from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome, Training
 from fedjax_inv.rounds import State
 from fedjax_inv_experiments import config
-from fedjax_inv_experiments.assembly import factories, grid
+from fedjax_inv_experiments.assembly import factories, grid, method
 from fedjax_inv_experiments.assembly.grid import Cell
 from fedjax_inv_experiments.assembly.metrics import ACCURACY, Measure
 from fedjax_inv_experiments.config import Config
@@ -379,6 +379,21 @@ def test_code_is_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         folders.finished(CHOSEN, CELL, tmp_path / "run", lambda: changed)
     folders.begin(tmp_path / "run", CHOSEN, CELL, START | {"code": before})
     assert folders.record_of(tmp_path / "run").start.code == before | {"late": "0"}
+
+
+def test_a_table_says_that_methods_weigh_clients_differently(tmp_path: Path) -> None:
+    finished_run(tmp_path / "run")
+    result = records.read(tmp_path / "run" / "result.json", Result)
+    cells = []
+    for name in ("fedavg", "fediir", "afl", "erm", "fedprox"):
+        weighting = method.weighting(CHOSEN, name, {})
+        folders.begin(tmp_path / name, CHOSEN, CELL, START, None, weighting)
+        cells.append(tables.TableCell(name, result, folder=tmp_path / name))
+    (text,) = tables._weights(cells)
+    assert "fedavg, erm, fedprox by their size; fediir equally; afl by rules of" in text
+    assert method.weighting(CHOSEN, "fediir", {"weighting": "size"}) == "size"
+    folders.begin(tmp_path / "fediir", CHOSEN, CELL, START)  # of clients of one size
+    assert tables._weights([cells[0], *cells[:2]]) == []
 
 
 def test_files_of_weights_are_one_digest(tmp_path: Path) -> None:
