@@ -166,7 +166,7 @@ def _words(where: str, flags: Mapping[str, Any]) -> list[str]:
 
 def _text(where: str, value: Any) -> str:
     """A value as it stands on a command line."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(each, list) for each in value):
         return ",".join(_text(where, each) for each in value)
     if isinstance(value, bool):
         return str(value).lower()

@@ -89,6 +89,8 @@ algorithm = "fedprox"
         ("rounds = 9", "ruonds = 9", 'row "b, large".*ruonds'),
         ("rounds = 9", 'rounds = "many"', 'row "b, large".*--rounds=many'),
         ("rounds = 9", "rounds = 2020-01-01", 'row "b, large".*rounds'),
+        ("rounds = 9", "angles = [[0], [1]]", 'row "b, large".*angles'),
+        ("[1.0, 100.0]", "[[1.0], [100.0]]", 'row "b, large".*penalty'),
         ("set = { penalty = [1.0, 100.0] }", 'set = "penalty=1"', 'row "b, large".*set'),
         ("{ penalty", "{ penal", 'row "b, large".*--set=penal'),
         ('"fedavg"', '"fedvag"', 'row "a".*fedvag'),
