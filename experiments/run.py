@@ -27,7 +27,7 @@ from fedjax_inv.plan import Plan
 from fedjax_inv.streaming import Streamed
 from fedjax_inv.types import Examples, Variables
 
-from .assembly import experiment, factories, grid, machine, method
+from .assembly import experiment, factories, grid, idle, machine, method
 from .assembly.experiment import Assembly
 from .assembly.grid import Cell
 from .config import Config
@@ -224,6 +224,8 @@ class Launch:
         are_there = any((folder / "config.json").exists() for folder in self.folders.values())
         if config.output.resume and not self.is_row and not are_there:
             print(f"--resume: {self.folder} holds no run; a new one starts", file=sys.stderr)
+        for text in idle.settings(self.setup):
+            print(printable(f"warning: {text}"), file=sys.stderr)
         if warning := self.setup.scale_warning:
             text = f"warning: --dataset={config.data.dataset}: {warning}"
             print(printable(text), file=sys.stderr)
