@@ -681,15 +681,17 @@ def _weights(cells: Sequence[TableCell]) -> list[Part]:
 def _sources(cells: Sequence[TableCell]) -> list[Part]:
     """A line that names the cells of each state of this library's sources, if there are several."""
     of_state: dict[str, list[str]] = {}
+    commits: dict[str, str] = {}
     for cell in cells:
         if (cell.folder / "config.json").exists():
             start = run_folder.record_of(cell.folder).start
             commit = f", commit {start.commit[:7] + start.commit[40:]}" if start.commit else ""
-            state = f"sources {str(start.library)[:8]}{commit}"
-            of_state.setdefault(state, []).append(f"{cell.label} on {cell.held_out}")
+            sources = f"sources {str(start.library)[:8]}"
+            of_state.setdefault(sources, []).append(f"{cell.label} on {cell.held_out}")
+            commits.setdefault(sources, commit)  # of the same sources there may be several
     if len(of_state) < 2:
         return []
-    texts = [f"{', '.join(labels)} ({state})" for state, labels in of_state.items()]
+    texts = [f"{', '.join(labels)} ({name}{commits[name]})" for name, labels in of_state.items()]
     return [f"Not all runs are of one state of fedjax_inv: {'; '.join(texts)}."]
 
 

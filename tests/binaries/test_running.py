@@ -109,7 +109,9 @@ def test_round_0_is_never_selected() -> None:
     """Even where it is best by every rule, nor is its state kept."""
     one = Cell("fedavg", {}, "75", CELL.runs[:1])
     agreeing = {str(k): Domain(0.9, None, 9, "validation") for k in (0, 1)}
-    lines = [line(0, 0.9, domains=agreeing), line(3, 0.2), line(6, 0.1)]
+    validated = {"0": Domain(0.2, None, 9, "validation")}
+    lines = [line(0, 0.9, domains=agreeing)]
+    lines += [line(3, 0.2, domains=validated), line(6, 0.1, domains=validated)]
     (run,) = summary.summarise(one, lines)
     picked = {rule: each and each.round for rule, each in run.by_rule.items()}
     none = dict.fromkeys(("leave_one_out", "agreement", "last_if_agreed", "unseen_domain"))
