@@ -109,6 +109,9 @@ def depends_on(setup: Assembly, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
         config.method.loss,
         dataclasses.replace(config.training, seeds=()),
         config.participation.missing,
+        config.aggregation,
+        # The noise and the divisor of a private sum are numbers of the program.
+        config.aggregation.private_clip > 0 and config.participation.sampling_rate,
         config.evaluation,
         config.machine,
     )

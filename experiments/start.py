@@ -27,7 +27,7 @@ _OTHER_ENDED = re.compile("Gloo|NCCL|heartbeat")  # in JAX's errors when another
 # How work that ended early goes on.
 CONTINUES = "run the same command (of train with --resume) to continue"
 # The extra of pyproject.toml that installs a package.
-_EXTRAS = {"tensorboardX": "tensorboard", "tensorflow": "prepare"}
+_EXTRAS = {"tensorboardX": "tensorboard", "tensorflow": "prepare", "dp_accounting": "privacy"}
 _EXPERIMENTS = (
     "absl",
     "array_record",

@@ -103,7 +103,7 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     table, names = found.names["table"], found.names
     with (tmp_path / "predictions.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    rows = np.array([int(line["index"]) for line in lines])
+    rows = np.array([int(line["source"]) for line in lines])
     is_blue = table["ward"] == "blue"
     x = np.stack([table["age"], table["pressure"], is_blue, ~is_blue], 1)[rows].astype(np.float32)
     expected = [[float(line[f"probability_{name}"]) for name in ("no", "yes")] for line in lines]

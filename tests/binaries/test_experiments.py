@@ -513,10 +513,12 @@ def test_a_stop_tells_what_there_was_in_its_round(
 ) -> None:
     inputs = game.job.plan.inputs
     assert inputs.watched is not None
-    assert inputs.watched.warm_start.tolist() == [4, 4, 4]
+    assert {*inputs.watched.warm_start.tolist()} == {4}
     folder = game.folder
     if warm_start != 4:
-        later = inputs.watched._replace(warm_start=jnp.full(3, warm_start, jnp.int32))
+        later = inputs.watched._replace(
+            warm_start=jnp.full_like(inputs.watched.warm_start, warm_start)
+        )
         job = with_inputs(game.job, watched=later)
         folder = go_on(job, tmp_path / "run")
     for index, run in enumerate(Ran(folder, game.job).runs):

@@ -53,6 +53,14 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "pooled": (True, {}),
     "cohort": (3, {}),
     "sampling_rate": (0.5, {}),
+    "sampling": ("poisson", {"sampling_rate": 0.5}),
+    "aggregate": ("median", {}),
+    "attack": ("scaled_noise", {"attack": "sign_flip", "attackers": (0,)}),
+    "attackers": ((1,), {"attack": "sign_flip", "attackers": (0,)}),
+    "private_clip": (0.1, {"noise_multiplier": 1.0, "private_clip": 0.5}),
+    "noise_multiplier": (2.0, {"noise_multiplier": 1.0, "private_clip": 0.5}),
+    "epsilon": (4.0, {"epsilon": 8.0, "private_clip": 0.5}),
+    "delta": (1e-3, {"epsilon": 8.0, "private_clip": 0.5}),
     "first_all": (True, {"cohort": 3}),
     "buffer": (2, {"cohort": 3}),
     "slow": (("0:2",), {}),
@@ -83,7 +91,13 @@ def text(plan: Plan) -> str:
 
 @pytest.mark.slow
 def test_of_one_key_programs_are_the_same() -> None:
-    groups = (config.Data, config.Environment, config.Partition, config.Participation)
+    groups = (
+        config.Data,
+        config.Environment,
+        config.Partition,
+        config.Participation,
+        config.Aggregation,
+    )
     assert {field.name for group in groups for field in fields(group)} == OF_FILES | {*CHANGES}
     flags = {"": {}} | {str(others): others for _, others in CHANGES.values()}
     flags |= {name: {**others, name: value} for name, (value, others) in CHANGES.items()}
@@ -102,3 +116,15 @@ def test_of_one_key_programs_are_the_same() -> None:
         assert text(plan) == texts[key], f"{name} changes the program, and not its key"
         shared.append(name)
     assert len(shared) > 20, shared
+
+
+def test_the_sampling_rate_is_a_number_of_a_private_program() -> None:
+    private = {"private_clip": 0.5, "noise_multiplier": 1.0, "sampling": "poisson"}
+    found = []
+    for rate in (0.5, 0.50001):  # with the same cohorts
+        assembled = experiment.make(config.of(**SMALL, **private, sampling_rate=rate))
+        plan = assembled.plan(assembled.cells[0])
+        found.append((plan.cohorts.who.shape, run.depends_on(assembled, assembled.cells[0], plan)))
+    (first, key), (second, other) = found
+    assert first == second
+    assert key != other
