@@ -181,7 +181,10 @@ def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
         seed=0,
         hyper={},
         train_loss=None,
-        domains={"test": Domain(test, None, 4, "test")},
+        domains={
+            "test": Domain(test, None, 4, "test"),
+            "valid": Domain(accuracy, None, 4, "validation"),
+        },
         validation_score=accuracy,
         test_score=test,
         worst_domain="test",

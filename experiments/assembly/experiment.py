@@ -159,7 +159,9 @@ class Assembly:
         """Whether an unseen domain is evaluated."""
         of_seed = self.splits[cell.held_out]
         is_selected = any("unseen_domain" in split.unseen for split in of_seed.values())
-        return is_selected or bool(np.any(inputs.tests_unseen(cell.runs, of_seed)))
+        # The report of finished runs has the data of the first seed alone.
+        runs = [run for run in cell.runs if run.seed in of_seed]
+        return is_selected or bool(np.any(inputs.tests_unseen(runs, of_seed)))
 
     def streams(self, cell: Cell) -> bool:
         """Whether a cell's examples stay on the host, but for those that the next rounds need."""
