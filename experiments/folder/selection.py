@@ -235,8 +235,9 @@ def choose(
 ) -> Chosen | None:
     """Selects a cell's hyperparameters, and an evaluation of each seed.
 
-    Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded; if
-    all are, the result is None. Settings in which the rule picks evaluations for more seeds win.
+    Settings in which any seed diverged, or in which the rule picks no evaluation, are excluded. The
+    result is None if all are, or if there is no score to choose one of several by. Settings in
+    which the rule picks evaluations for more seeds win.
 
     surviving: whether, if all are excluded, the result has the seeds that did not diverge. It
         serves the comparison of methods seed by seed.
@@ -256,8 +257,11 @@ def choose(
                 ]
                 about = rule, left_out, result.score
                 found.append(Chosen(label, held_out_of(result), hyper, own, of, *about))
-        if found:
-            return max(found, key=lambda one: one.rank)
+        best = max(found, key=lambda one: one.rank, default=None)
+        # Several settings without a score to compare them by, as without validation examples.
+        is_unknown = best is not None and len(found) > 1 and best.rank[1] == -np.inf
+        if best and not is_unknown:
+            return best
     return None
 
 

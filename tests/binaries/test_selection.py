@@ -290,3 +290,17 @@ def test_hyperparameters_are_compared_by_what_the_rule_selects() -> None:
     main = tables.main_table(cells)
     assert main is not None
     assert main.table["0.9"].tolist()[1] == "none"
+
+
+def test_without_validation_examples_no_one_of_several_settings_is_chosen() -> None:
+    cell = CellRecord("fedavg", {}, "0.9", [RunRecord(0, {})])
+    lines = [line(5, (0.8,), 0.1, examples=0), line(10, (0.9,), 0.2, examples=0)]
+    picked = {name: rule.pick(lines) for name, rule in RULES.items()}
+
+    def chosen(rule: str, rates: tuple[float, ...]) -> selection.Chosen | None:
+        several = [RunResult(0, {"rate": rate}, False, picked, lines[-1]) for rate in rates]
+        return selection.choose("fedavg", Result(cell, several), rule)
+
+    assert chosen("last", (0.1, 0.2)) is None
+    assert chosen("last", (0.1,)) is not None
+    assert chosen("oracle", (0.1, 0.2)) is not None
