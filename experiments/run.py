@@ -68,7 +68,7 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # one thread at a time places
-        self.told: set[tuple[str, ...]] = set()  # lines on the uses of examples
+        self.printed: set[tuple[str, ...]] = set()  # lines on the uses of examples
         self._programs: dict[Hashable, program.Program | Streamed] = {}  # the last used is last
         # The last examples that lie whole on each device of a mesh, and what they were.
         self._examples: tuple[Examples, Mesh, Examples] | None = None
@@ -177,7 +177,7 @@ class Launch:
     programs: Programs
     label: str  # what lines of progress name
     is_row: bool  # of a study, whose rows are resumed without the flag
-    # what examples are used for, by held-out domain, once it has been told
+    # The uses of examples by held-out domain, once they have been printed.
     used: dict[str | None, Uses] = dataclasses.field(default_factory=dict)
 
     def run(self, report: WriteReport, ahead: Ahead) -> str:
@@ -296,8 +296,8 @@ class Launch:
             self.used[held_out] = setup.uses(held_out)
             where = f"held out {held_out}: " if len(setup.splits) > 1 else ""
             lines = tuple(printable(where + line) for line in self.used[held_out].lines())
-            if machine.leads() and lines not in self.programs.told:
-                self.programs.told.add(lines)
+            if machine.leads() and lines not in self.programs.printed:
+                self.programs.printed.add(lines)
                 print(*lines, sep="\n", file=sys.stderr)
         return self.used[held_out]
 

@@ -162,24 +162,24 @@ def client_app(
         return Message(RecordDict({"about": ConfigRecord(answer)}), reply_to=message)
 
     def train(index: int, message: Message, context: Context) -> Message:
-        told = message.content["about"]
+        order = message.content["about"]
         kept = _kept(context)
         rows = examples(context.node_config)
-        key = jnp.array(told["key"], jnp.uint32)
+        key = jnp.array(order["key"], jnp.uint32)
         reply, is_finite = _turn(
-            _App(algorithm, model, told["num_clients"]),
+            _App(algorithm, model, order["num_clients"]),
             index,
-            _arrays(message.content["arrays"]) | kept.get(told["accepted"], {}),
+            _arrays(message.content["arrays"]) | kept.get(order["accepted"], {}),
             rows,
             np.int32(context.node_config["client"]),
-            np.int32(told["round"]),
+            np.int32(order["round"]),
             jax.random.wrap_key_data(key),
         )
         if not is_finite:
             raise FloatingPointError("its reply holds a NaN or an infinity")
         # The reply may be lost, and the server may stop: the next message says which state counts.
-        states = {tag: kept[tag] for tag in (told["saved"], told["accepted"]) if tag in kept}
-        _keep(context, {**states, told["tag"]: saved.named({"own": reply.own})})
+        states = {tag: kept[tag] for tag in (order["saved"], order["accepted"]) if tag in kept}
+        _keep(context, {**states, order["tag"]: saved.named({"own": reply.own})})
         return _reply(message, _number(rows), reply.metrics, {"upload": reply.upload})
 
     def evaluate(message: Message, context: Context) -> Message:

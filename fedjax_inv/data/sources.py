@@ -399,13 +399,17 @@ def _image_folder(root: Path, decode: images.Decode) -> Dataset:
     every = sorted(path for path in root.rglob("[!.]*") if path.is_file())
     files = [file for file in root.glob("[!.]*/[!.]*/[!.]*") if images.NAME.fullmatch(file.name)]
     files.sort()
-    told = ""
+    passed_over = ""
     if others := sorted({*every} - {*files}):
-        told = f"{len(others)} other files are passed over, such as {others[0].relative_to(root)}"
+        passed_over = (
+            f"{len(others)} other files are passed over, such as {others[0].relative_to(root)}"
+        )
     if not files:
-        raise ValueError(f"must hold images in folders domain/class/, there are none; {told}")
-    if told:
-        warnings.warn(f"{root}: {told}", stacklevel=3)
+        raise ValueError(
+            f"must hold images in folders domain/class/, there are none; {passed_over}"
+        )
+    if passed_over:
+        warnings.warn(f"{root}: {passed_over}", stacklevel=3)
     of_label, of_domain = ([file.parents[above].name for file in files] for above in (0, 1))
     domain, domains = _numbered(of_domain)
     y, classes = _numbered(of_label)
