@@ -114,6 +114,8 @@ def depends_on(setup: Assembly, cell: Cell, plan: Plan) -> tuple[Hashable, ...]:
         config.aggregation.private_clip > 0 and config.participation.sampling_rate,
         config.evaluation,
         config.machine,
+        # Methods of domains keep something for each of them.
+        method.facts(config, cell.algorithm).needs_domains and setup.objective.num_domains,
     )
     # A network that paints its inputs depends on more than their shapes.
     of_data = id(setup.model) if dataset.render else config.data.dataset

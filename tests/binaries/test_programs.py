@@ -128,3 +128,16 @@ def test_the_sampling_rate_is_a_number_of_a_private_program() -> None:
     (first, key), (second, other) = found
     assert first == second
     assert key != other
+
+
+def test_the_number_of_domains_is_one_of_a_program_of_domains() -> None:
+    mixed = {"algorithm": ("group_dro",), "partition": "mixed", "clients": 2, "held_out": "none"}
+    found = []
+    for angles in ((0.0, 30.0), (0.0, 30.0, 60.0)):
+        assembled = experiment.make(config.of(**SMALL | mixed | {"angles": angles}))
+        plan = assembled.plan(assembled.cells[0])
+        key = run.depends_on(assembled, assembled.cells[0], plan)
+        found.append((assembled.objective.num_domains, key))
+    (two, key), (three, other) = found
+    assert (two, three) == (2, 3)
+    assert key != other
