@@ -64,20 +64,26 @@ def sampled(key: Array, num_clients: int, cohort: int, num_rounds: int) -> types
     return _schedule(jax.vmap(draw)(jnp.arange(num_rounds)))
 
 
-def poisson(rate: float) -> Callable[[Array, int, int], types.Cohort]:
+class Poisson(NamedTuple):
+    """(random key, C clients, T rounds) -> a schedule [T, C], as `poisson` makes it."""
+
+    rate: float
+    has_empty_slots: bool = True  # `fit` keeps as many slots as its largest cohort needs
+
+    def __call__(self, key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
+        """Draw who attends."""
+        return dropout(everyone(num_clients, num_rounds), key, 1 - self.rate)
+
+
+def poisson(rate: float) -> Poisson:
     """Return (random key, C clients, T rounds) -> a schedule [T, C], for `fit`.
 
     Each client attends each round with probability `rate`, in (0, 1], independently of all others,
-    as `private.epsilon` supposes. `fit` keeps as many slots as its largest cohort needs.
+    as `private.epsilon` supposes.
     """
     checks.positive("rate", rate)
     checks.real("rate", rate, 0, 1)
-
-    def draw(key: Array, num_clients: int, num_rounds: int) -> types.Cohort:
-        return dropout(everyone(num_clients, num_rounds), key, 1 - rate)
-
-    draw.has_empty_slots = True  # type: ignore[attr-defined]
-    return draw
+    return Poisson(rate)
 
 
 def without_empty_slots(schedule: types.Cohort) -> types.Cohort:

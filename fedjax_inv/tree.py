@@ -63,10 +63,9 @@ def scaled(factor: float | Array, tree: Tree) -> Tree:
 
 
 def clipped(tree: Tree, clip: float | Array) -> Tree:
-    """Return a tree, scaled down to an L2 norm of at most `clip`; zeros if it is not finite."""
-    norm = optax.tree.norm(jax.tree.map(wide, tree))
-    short = scaled(jnp.minimum(1.0, clip / jnp.where(norm > 0, norm, 1.0)), tree)
-    return optax.tree.where(jnp.isfinite(norm), short, optax.tree.zeros_like(tree))
+    """Return the nearest tree of an L2 norm of at most `clip`; zeros if one is not finite."""
+    short = optax.projections.projection_l2_ball(tree, clip)
+    return optax.tree.where(all_finite(tree), short, optax.tree.zeros_like(tree))
 
 
 def weighted_sum(tree: Tree, weights: Array) -> Tree:
