@@ -61,9 +61,8 @@ class Inputs(NamedTuple):
     test: SharedExamples
     group: Array  # [R, C] int32, the group of each validation client
     watched: Watched | None = None
-    variables: types.Variables | None = (
-        None  # [R, ...] networks to start from; None: drawn by the seed
-    )
+    # [R, ...] networks to start from; None: drawn by the seed
+    variables: types.Variables | None = None
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
     own_test: OwnTest | None = None  # evaluated in place of the test

@@ -72,9 +72,8 @@ class Main(NamedTuple):
     """A table that compares methods."""
 
     table: pd.DataFrame
-    columns: Sequence[
-        ScoreColumn
-    ] = ()  # the scores that are compared, also those of seeds that survive
+    # The scores that are compared, also those of seeds that survive.
+    columns: Sequence[ScoreColumn] = ()
     latex: Sequence[pd.DataFrame] = ()  # for papers: the first that fits is written
     about: str = ""  # what the numbers of a paper's table are
 
