@@ -646,11 +646,12 @@ def write(
     # Games serve the state of their stop, which no rule of selection looks at.
     stops = [stop for cell in cells for run in cell.result.runs for stop in run.stops or ()]
     has_stops = any(stop.round is not None for stop in stops)
-    ones = [one for cell in cells if (one := cell.chosen)]
     if _has_grid(cells) and main.columns:
         parts.append(rules_table(cells))
-    if len({one.label for one in ones}) > 1 and main.columns and not has_stops:
-        parts.append(winners_table(ones))
+    # Methods with other test examples than the first are not compared with it.
+    alike = [one for cell in cells if cell.tests == cells[0].tests and (one := cell.chosen)]
+    if len({one.label for one in alike}) > 1 and main.columns and not has_stops:
+        parts.append(winners_table(alike))
     details = []
     if main.columns:
         parts += diverged

@@ -290,6 +290,8 @@ def test_a_method_with_other_test_examples_has_empty_differences(tmp_path: Path)
     assert differ[0][0] == "difference from c"
     assert "b is not compared with c" in text
     assert "--angles" in text
+    (best,) = [table for table in rows_of(text) if table[0][0].startswith("best over methods")]
+    assert best[1][1] == "c"  # not b, whose validation is best
 
 
 def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
