@@ -1,8 +1,9 @@
 """A frozen body whose outputs are computed once, before training, where that changes nothing."""
 
+import functools
 import sys
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from ..errors import in_flags
 from . import factories, machine
 
 
-class FrozenBody(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class FrozenBody:
     """A body that does not train."""
 
     variables: Variables  # with empty heads
@@ -24,10 +26,11 @@ class FrozenBody(NamedTuple):
     dataset: Dataset  # what it sees, of the first seed
     config: Config
 
-    def outputs(self, x: Tree) -> np.ndarray:
-        """Its outputs [M, ...] on inputs [M, ...]."""
+    @functools.cached_property
+    def outputs(self) -> Callable[[Tree], np.ndarray]:
+        """The function from inputs [M, ...] to its outputs [M, ...]; it compiles once."""
         devices = machine.devices_of(self.config.machine)
-        return models.encoder(self.model, self.variables, devices=devices)(x)
+        return models.encoder(self.model, self.variables, devices=devices)
 
 
 def _why_not(config: Config) -> str:
@@ -37,6 +40,8 @@ def _why_not(config: Config) -> str:
         return "each seed has the body that --init_from gives it"
     if not config.network.weights:
         return "without --weights each seed draws its own body"
+    if config.evaluation.unseen_norms != "mean":
+        return "--unseen_norms gives the body other statistics on an unseen domain"
     for name in names:
         if factories.is_outside(name):
             return f"--algorithm={name} may change inputs"

@@ -184,7 +184,12 @@ def test_a_frozen_body_s_outputs_are_computed_once(
 
 
 @pytest.mark.parametrize(
-    "values", [{"algorithm": "fedmix"}, {"weights": "", "model": "lenet", "widths": ()}]
+    "values",
+    [
+        {"algorithm": "fedmix"},
+        {"weights": "", "model": "lenet", "widths": ()},
+        {"unseen_norms": "batch"},
+    ],
 )
 def test_where_it_is_not_exact_the_body_runs_in_each_step(
     folder: Path, capfd: pytest.CaptureFixture[str], values: dict[str, Any]
