@@ -60,6 +60,7 @@ results: $(VENV)/.installed
 requirements:
 	echo 'setuptools>=77' | $(COMPILE) --generate-hashes - -o requirements/build.txt
 	$(COMPILE) --generate-hashes pyproject.toml --extra=dev --extra=docs -o requirements/dev.txt
+	$(COMPILE) --generate-hashes pyproject.toml --extra=dev --extra=flower -o requirements/flower.txt
 	$(COMPILE) --generate-hashes pyproject.toml --extra=experiments -c requirements/dev.txt \
 		-o requirements/run.txt
 	$(COMPILE) --generate-hashes pyproject.toml --extra=docs -c requirements/dev.txt \
@@ -100,8 +101,10 @@ $(VENV)/.installed-dev: requirements/dev.txt requirements/libtpu.txt $(VENV)/.in
 	.venv-gpu/bin/python $(PIP) --upgrade --editable '.[experiments,cuda13]'
 	touch $@
 
-.venv-flower/.installed: pyproject.toml | .venv-flower/bin/python
-	.venv-flower/bin/python $(PIP) --editable '.[dev,flower]'
+.venv-flower/.installed: pyproject.toml requirements/build.txt requirements/flower.txt | .venv-flower/bin/python
+	.venv-flower/bin/python $(BUILD)
+	.venv-flower/bin/python $(PIP) --require-hashes --no-build-isolation -r requirements/flower.txt
+	.venv-flower/bin/python $(PACKAGE)
 	touch $@
 
 .venv-newest/bin/python: PYTHON = $(NEWEST)

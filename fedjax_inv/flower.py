@@ -436,7 +436,12 @@ def server_app(
       min_nodes: the nodes that the first round waits for; None: all. Later rounds wait for one.
       timeout: the seconds after which a message and its reply are lost.
       score_every: the rounds between scores on the nodes' validation rows; 0: none.
+
+    Raises UsageError for `private.private`, whose noise is a simulation's.
     """
+    if any(exchange.unattended for exchange in algorithm.exchanges):
+        text = "adds noise by the seed, which all nodes know, so that it would protect nobody"
+        raise UsageError("algorithm", ..., text)
     least = num_clients if min_nodes is None else min_nodes
     checks.integer("min_nodes", least, 1, num_clients, ", the clients")
     app, name = ServerApp(), "server.safetensors"

@@ -14,8 +14,8 @@ import pytest
 
 import federations
 import slow
-from fedjax_inv import algorithms, devices, fit, laws, models, rounds, schedules, types
-from fedjax_inv.algorithms import scaffold
+from fedjax_inv import algorithms, devices, fit, laws, models, private, rounds, schedules, types
+from fedjax_inv.algorithms import fedavg, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import LOCAL, LocalTraining
 from fedjax_inv.models import saved
@@ -262,3 +262,12 @@ def test_nodes_give_the_network_of_fit(tmp_path: Path, monkeypatch: pytest.Monke
     found = re.search(r"score ([\d.]+)", lines[-1])
     assert found is not None
     assert float(found[1]) == pytest.approx(right.mean(), abs=1e-3)
+
+
+def test_noise_that_all_nodes_know_is_refused() -> None:
+    model = federations.softmax_regression()
+    algorithm = private.private(
+        fedavg.fedavg(model, federations.epochs(0.1)), clip=1.0, noise_multiplier=1.0
+    )
+    with pytest.raises(UsageError, match="algorithm"):
+        flower.server_app(algorithm, model, DATA.data, "results", num_clients=2, rounds=1)
