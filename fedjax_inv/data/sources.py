@@ -30,8 +30,16 @@ _KEYS = ("x", "y", "domain", "client", "test", "group", "valid", "path")
 _ABOUT = ("record",)  # what `fedjax-inv features` writes about features
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
 _UNFIT: tuple[type[Exception], ...] = (
-    *(ValueError, TypeError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error, Warning),
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    Warning,
+    zipfile.BadZipFile,
+    zlib.error,
 )
 _BATCH = 1000  # records of TFDS that are read at once
 

@@ -18,22 +18,24 @@ from fedjax_inv.types import Array
 
 STAINS = ("foreground", "background", "both")
 TEST_RULES = ("reversed", "shifted")
-COLORS = (
-    *("red", "orange", "yellow", "lime", "green"),
-    *("cyan", "blue", "purple", "magenta", "pink"),
-)
+_RGB = {
+    "red": (255, 0, 0),
+    "orange": (255, 128, 0),
+    "yellow": (255, 255, 0),
+    "lime": (170, 255, 0),
+    "green": (0, 190, 0),
+    "cyan": (0, 255, 255),
+    "blue": (0, 80, 255),
+    "purple": (150, 0, 255),
+    "magenta": (255, 0, 255),
+    "pink": (255, 150, 180),
+}
+COLORS = tuple(_RGB)
 UNSTAINED = len(COLORS)  # the index of no colour: white strokes, a black ground
 
 # [len(COLORS) + 1, 3] uint8: red, green, blue. A ground has two fifths of its colour's brightness,
 # so that the largest channel of every stroke is above that of every ground.
-STROKES = np.array(
-    [
-        *((255, 0, 0), (255, 128, 0), (255, 255, 0), (170, 255, 0), (0, 190, 0)),
-        *((0, 255, 255), (0, 80, 255), (150, 0, 255), (255, 0, 255), (255, 150, 180)),
-        (255, 255, 255),
-    ],
-    np.uint8,
-)
+STROKES = np.array([*_RGB.values(), (255, 255, 255)], np.uint8)
 GROUNDS = np.concatenate([STROKES[:-1] // 5 * 2, np.zeros((1, 3), np.uint8)])
 
 _WHITE = 255  # the brightest of 8 bits
