@@ -219,7 +219,7 @@ def _metrics(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]) -
     return [table.rename(columns=heads), *parts]
 
 
-_LEFT_OUT = ("data_dir", "resume")  # a folder of this machine, and how often a run was started
+_LEFT_OUT = ("resume",)  # how often a run was started
 
 
 def origin(words: Sequence[str], cells: Sequence[tuple[Path, Result]]) -> Origin:

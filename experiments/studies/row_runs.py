@@ -26,7 +26,7 @@ from .rows import Row, RowsFile
 
 _RECORD = "row.json"  # in the folder of a row that has run
 # Flags of data that say nothing of which examples are the test of a held-out domain.
-_NOT_OF_TEST = ("data_dir", "held_out", "validate")
+_NOT_OF_TEST = ("held_out", "validate")
 
 
 class CellResult(NamedTuple):

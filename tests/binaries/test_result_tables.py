@@ -404,7 +404,6 @@ def test_a_bar_of_a_name_is_no_border() -> None:
         ("--dataset=~/x.csv", "--dataset=x.csv"),
         ("--dataset=../x.csv", "--dataset=x.csv"),
         ("--set=penalty=0.1", "--set=penalty=0.1"),
-        ("--data_dir=/data", None),
         ("--resume", None),
     ],
 )
