@@ -273,6 +273,14 @@ class Partition:
         most=1.0,
     )
     clients: int = flag(0, "Training clients; 0: one per training domain, or per user.", least=0)
+    validation: float = flag(
+        0.1,
+        "The part of each client's examples that does not train but selects, at least one example; "
+        "refused for data with validation examples of their own. 0: none, as of clients with one "
+        "example.",
+        least=0.0,
+        below=1.0,
+    )
     held_out_clients: float = flag(
         0.0,
         "The part of the clients, drawn, that never train: their examples are evaluated as the "

@@ -186,6 +186,10 @@ def split(
     """
     how = config.partition
     number = num_clients(how, dataset, held_out, validate)
+    is_own = dataset.valid is not None and bool(dataset.valid.any())
+    if is_own and how.validation != Partition.validation:
+        text = "must be left out, as the data have validation examples of their own"
+        raise flag_error("validation", how.validation, text)
     is_by_user = how.partition == "user" and not how.clients
     try:
         partition = federation.partitioner(
@@ -203,6 +207,7 @@ def split(
             _of_users(dataset, number) if is_by_user else partition,
             held_out=held_out,
             seed=seed,
+            validation=how.validation,
             test_fraction=config.data.test_fraction,
             first_row=first_row,
             imbalance=how.imbalance,

@@ -88,10 +88,10 @@ class ProgressLines(Callback):
         elif largest > self._limit:
             self.tell(f"round {done}: the loss on a domain is {largest:.1e}; {divergence.REMEDY}")
             self._limit = math.nan
-        means = {
-            "valid": _mean([line.validation_score for line in finite]),
-            "test": _mean([line.test_score for line in finite]),
-        }
+        means = {}
+        if any(of.split == "validation" and of.examples for of in lines[0].domains.values()):
+            means["valid"] = _mean([line.validation_score for line in finite])
+        means["test"] = _mean([line.test_score for line in finite])
         if done:
             means["loss"] = _mean([line.train_loss for line in finite])
         means = means if finite else {}

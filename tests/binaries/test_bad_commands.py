@@ -124,6 +124,8 @@ COMMANDS = [
     ("train --clients=3", "--clients=3"),
     ("train --cohort=9", "--cohort=9"),
     ("train --held_out=90", "--held_out=90"),
+    ("train --validation=1", "--validation=1"),
+    ("train --validation=0", "--validation"),
     ("train --loss=squared_error", "--loss=squared_error"),
     ("train --watch_examples=9 --stop_below=2", "--stop_below=2"),
     ("train --dataset={data}/vectors.npz --model=cnn", "--model=cnn"),

@@ -45,6 +45,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "classes_per_client": (3, SHARDS),
     "mixing": (0.5, MIXED),
     "clients": (7, MIXED),
+    "validation": (0.3, {}),
     "held_out_clients": (0.25, MIXED),
     "partition_seed": ("3", MIXED),
     "imbalance": (4.0, {}),

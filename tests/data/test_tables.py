@@ -18,7 +18,7 @@ import safetensors.numpy
 import runs
 from fedjax_inv import models
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import federation, sources
+from fedjax_inv.data import clients, federation, sources
 from fedjax_inv.data.dataset import Column, Dataset
 from fedjax_inv.data.tables import Roles
 from fedjax_inv.models import Scaling
@@ -140,6 +140,12 @@ def test_groups_stay_together_and_splits_are_ones_own(tmp_path: Path) -> None:
         assert sum(map(len, held)) == len({*of})
         assert all(held)
     assert held == [{0}, {1}, {2}]
+    half = experiment.make(with_flags(grouped, held_out="n", validation=0.5)).splits["n"][0]
+    assert half.train.size.tolist() == half.valid.size.tolist()
+    with pytest.raises(UsageError, match="--validation"):
+        experiment.make(with_flags(own, validation=0.5))
+    with pytest.raises(UsageError, match="validation"):
+        clients.of_dataset(read(whole, split="part"), validation=0.5)
     new = written(tmp_path / "new.csv", [("a", "target"), (1, 1)])
     read(new, like=read(whole, split="part", ignored=("patient", "domain")), split="part")
     x, arrays = np.eye(96), {"group": patients, "valid": parts == 1, "test": parts == 2}
