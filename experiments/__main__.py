@@ -9,7 +9,7 @@ import runpy
 import sys
 from typing import NoReturn
 
-from .start import missing
+from .start import keep_printing, missing
 
 _PROGRAM = "fedjax-inv"
 _COMMANDS = {
@@ -26,6 +26,7 @@ _COMMANDS = {
 
 def main() -> None:
     """Starts the binary that the first argument names."""
+    keep_printing()
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help", "--helpshort", "--helpfull"):
         lines = (f"  {name:<11}{about}" for name, (_, about) in _COMMANDS.items())

@@ -6,13 +6,13 @@ This file imports no package that takes seconds to import, so that --help takes 
 import difflib
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
-from . import config, sheet
+from . import config, sheet, start
 from .config import ALGORITHMS, NAMES, SOURCES, Config
 
 FLAGS = flags.FLAGS
@@ -21,7 +21,9 @@ _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
 
 sheet.define(Config)
 
-# Flags of some of the commands.
+# Flags of some of the commands; each declares those that it takes.
+_OF_SOME = ("study", "rows", "data", "out")
+OF_TRAINING = (*NAMES, "preset")
 
 flags.DEFINE_string("study", "", "Of a paper or the map: what to compare; default: the first.")
 sheet.define_list(
@@ -45,7 +47,7 @@ flags.DEFINE_string(
     "out",
     "",
     "The picture, a .png file; a .pdf goes beside it. Default: data.png; of evaluate a file of the "
-    "run's folder.",
+    "run's folder. Of features their file, a new .npz, or a new folder.",
 )
 
 
@@ -74,34 +76,39 @@ def given(values: flags.FlagValues = FLAGS) -> list[str]:
     return [line for text in texts for line in text.splitlines()]
 
 
-def parse(argv: Sequence[str], words: int = 0) -> list[str]:
+def parse(argv: Sequence[str], words: int = 0, command: str = "__main__") -> list[str]:
     """Reads this process's command line, for `app.run`: a bad one ends it with status 2.
 
-    words: how many words that are no flags the command takes.
+    words: how many words that are no flags the command takes. command: its module.
     """
+    start.keep_printing()
+    module = sys.modules[command]
+    taken = {flag.name: flag for flag in FLAGS.get_key_flags_for_module(module)}
     if {*_HELP} & {*argv[1:]}:
-        print(_help())
+        print(_help(str(module.__doc__), taken))
         sys.exit(0)
     try:
         read = _read(FLAGS, argv)
         if len(read) > 1 + words:
             raise flags.Error(f"{read[1 + words]}: not a flag; flags are --name=value")
+        for name in (*NAMES, *_OF_SOME):
+            if FLAGS[name].present and name not in taken:
+                raise flags.Error(f"{FLAGS[name].serialize()}: is no flag of this command")
     except flags.Error as error:
         print(f"error: {str(error).replace(chr(10), '; ')}", file=sys.stderr)
         sys.exit(2)
     return read
 
 
-def _help() -> str:
-    """What the command does, and its flags, those of an experiment by groups."""
-    main = sys.modules["__main__"]
-    own = {flag.name: flag for flag in FLAGS.get_key_flags_for_module(main)}
+def _help(about: str, taken: Mapping[str, flags.Flag[Any]]) -> str:
+    """What the command does, and the flags that it takes, those of an experiment by groups."""
+    own = dict(taken)
     sections = []
     for group in sheet.groups(Config).values():
         mine = [own.pop(name) for name in sheet.names(group) if name in own]
         if mine:
             sections.append((str(group.__doc__), mine))
-    lines = [str(main.__doc__)]
+    lines = [about]
     for heading, mine in [("This command alone.", [*own.values()]), *sections]:
         lines += [f"{heading}\n", *map(_described, mine), ""]
     return "\n".join(lines)
@@ -109,13 +116,11 @@ def _help() -> str:
 
 def _described(flag: flags.Flag[Any]) -> str:
     """The lines of a flag: its values, what it is for, and its default."""
-    parser: Any = flag.parser
-    values = "|".join(getattr(parser, "enum_values", ())) or parser.syntactic_help
     name = f"--[no]{flag.name}" if flag.boolean else f"--{flag.name}"
     default = "" if flag.default in (None, "", [], ()) else f" Default: {flag.default_as_str}."
     shown = f"{name}: {flag.help}{default}"
-    if values and not flag.boolean:
-        shown += f" ({values})"
+    if flag.flag_type() != "string" and not flag.boolean:
+        shown += f" ({sheet.allowed(flag.parser)})"
     return flags.text_wrap(shown, indent="      ", firstline_indent="  ")
 
 
@@ -124,8 +129,25 @@ def _read(values: flags.FlagValues, argv: Sequence[str]) -> list[str]:
         return values([argv[0], *_with_presets(argv[1:])])
     except flags.UnrecognizedFlagError as error:
         raise flags.Error(f"{error}{_meant(error.flagname)}") from None
+    except flags.IllegalFlagValueError as error:
+        raise flags.Error(_in_words(error, values)) from None
     except UnicodeDecodeError as error:
         raise flags.Error(f"--flagfile: {error}") from None
+    except ValueError as error:  # a value for --noNAME
+        raise flags.Error(str(error)) from None
+
+
+def _in_words(error: flags.Error, values: flags.FlagValues) -> str:
+    """The error of a flag's value, with what it must be: absl tells that of Python's types."""
+    parts = re.match("flag --([^=]+)=(.*?): (.*)", str(error), re.DOTALL)
+    if parts is None:
+        return str(error)
+    name, value, reason = parts.groups()
+    if not reason.startswith(("must be", "unknown")):
+        reason = f"must be {sheet.allowed(values[name].parser)}"
+    elif name != "preset":  # of a validator
+        value = config.shown(values[name].value)
+    return f"flag --{name}={value}: {reason}"
 
 
 def _meant(name: str) -> str:

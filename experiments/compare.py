@@ -25,7 +25,8 @@ from absl import app, flags
 
 from . import command_line, start
 
-flags.adopt_module_key_flags(command_line)
+for _name in (*command_line.OF_TRAINING, "rows", "data"):
+    flags.declare_key_flag(_name)
 
 
 @start.binary

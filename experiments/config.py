@@ -900,13 +900,14 @@ def read(values: flags.FlagValues) -> Config:
     given = sheet.filled(Config, {name: values[name].value for name in NAMES})
     for names, text, fit in _TOGETHER:
         if not fit(given):
-            words = " ".join(f"--{name}={_shown(values[name].value)}" for name in names)
+            words = " ".join(f"--{name}={shown(values[name].value)}" for name in names)
             raise usage_error(flags.Error(f"{words}: {text}"))
     return _settled(given, values)
 
 
-def _shown(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def shown(value: Any) -> str:
+    """A value of a flag as on a command line."""
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def _settled(given: Config, values: flags.FlagValues) -> Config:

@@ -33,7 +33,6 @@ single network model.safetensors holds the server's state.
 from absl import app, flags
 
 from . import command_line, sheet, start
-from .config import NAMES
 
 _RUN = flags.DEFINE_string(
     "run", "", "The folder of a finished run, or of several: the table has a row for each."
@@ -62,12 +61,8 @@ def main(argv: list[str]) -> str:
     """Writes the picture, the numbers and what else is asked for, and returns the tables."""
     del argv
     from . import evaluation
-    from .errors import flag_error
 
     values = flags.FLAGS
-    for name in NAMES:
-        if values[name].present and name not in _OF_TRAIN:
-            raise flag_error(name, values[name].value, "is no flag of this command")
     chosen = command_line.chosen()
     options = evaluation.EvaluationOptions(
         _RUN.value,

@@ -110,8 +110,6 @@ def _body(config: Config, options: FeatureOptions) -> models.Body:
     if not config.network.weights:
         raise flag_error("weights", "", f"must be a .safetensors file, of {name}")
     body = models.BODIES[name]
-    if config.data.stride > 1:
-        raise flag_error("stride", config.data.stride, "must be 1: --image_size resizes images")
     for flag, values in (("mean", options.mean), ("deviation", options.deviation)):
         if len(values) not in (0, 3) or (flag == "deviation" and min(values, default=1) <= 0):
             raise flag_error(flag, values, "must be three numbers, deviations above 0")

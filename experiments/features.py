@@ -11,11 +11,12 @@ after Ctrl-C.
 from absl import app, flags
 
 from . import command_line, sheet, start
+from .config import Data
 
-flags.DEFINE_enum(
+flags.DEFINE(
+    flags.EnumParser(["nearest", "bilinear", "bicubic", "lanczos"]),
     "interpolation",
     None,
-    ["nearest", "bilinear", "bicubic", "lanczos"],
     "How images are resized; default: the network's own.",
 )
 flags.DEFINE_bool("crop", False, "Whether their middle square is taken, in place of all, squeezed.")
@@ -26,7 +27,10 @@ sheet.define_list(
 sheet.define_list("deviation", [], "The same of standard deviations.", _NUMBER)
 flags.DEFINE_bool("unit_length", False, "Whether features are divided by their lengths.")
 flags.DEFINE_integer("images_at_once", 64, "Images of a batch.", lower_bound=1)
-flags.adopt_module_key_flags(command_line)
+# Of train: the data, the network and the devices.
+_OF_DATA = {*sheet.names(Data)} - {"held_out", "validate", "test_fraction", "stride"}
+for _name in (*sorted(_OF_DATA), "model", "widths", "weights", "precision", "devices", "out"):
+    flags.declare_key_flag(_name)
 
 
 @start.binary

@@ -37,7 +37,8 @@ _BESIDE = flags.DEFINE_string(
     "The map.csv of the same map with other --seeds; counts the cells that have the same word in "
     "both.",
 )
-flags.adopt_module_key_flags(command_line)
+for _name in (*command_line.OF_TRAINING, "study", "rows", "data"):
+    flags.declare_key_flag(_name)
 
 
 def own() -> "map_table.MapFlags":

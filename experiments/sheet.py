@@ -8,6 +8,7 @@ This file imports no package that takes seconds to import, so that --help takes 
 
 import dataclasses
 import functools
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, cast
@@ -69,19 +70,27 @@ def flag(
     return cast(T, field)
 
 
+def allowed(parser: flags.ArgumentParser[Any]) -> str:
+    """What a parser takes, in words."""
+    if isinstance(parser, flags.BooleanParser):
+        return "true or false"
+    if texts := getattr(parser, "enum_values", ()):
+        return f"one of {', '.join(texts)}"
+    text = parser.syntactic_help.replace(f"[{_SMALLEST},", "(0,")
+    text = text.replace(f"number >= {_SMALLEST}", "a positive number")
+    return re.sub(r"^(number|integer) >=", r"\1 of at least", text) or "a text"
+
+
 class _List(flags.ArgumentParser[Any]):
     """A comma-separated list of values, a tuple."""
 
     def __init__(self, item: flags.ArgumentParser[Any]) -> None:
         self._item = item
-        self.syntactic_help = f"a comma-separated list, each {item.syntactic_help or 'a string'}"
+        self.syntactic_help = f"a comma-separated list, each {allowed(item)}"
 
     def parse(self, argument: Any) -> Any:
         items = argument.split(",") if isinstance(argument, str) else argument
-        try:
-            return tuple(self._item.parse(item) for item in items if item != "" or len(items) > 1)
-        except ValueError as error:
-            raise ValueError(f"{error}; must be {self.syntactic_help}") from None
+        return tuple(self._item.parse(item) for item in items if item != "" or len(items) > 1)
 
     def flag_type(self) -> str:
         return f"comma-separated {self._item.flag_type()}s"

@@ -14,7 +14,8 @@ from . import command_line, start
 _IMAGES = flags.DEFINE_integer(
     "images", 10, "Images of each domain, their labels in turn.", lower_bound=1, upper_bound=500
 )
-flags.adopt_module_key_flags(command_line)
+for _name in (*command_line.OF_TRAINING, "out"):
+    flags.declare_key_flag(_name)
 
 
 @start.binary

@@ -69,7 +69,6 @@ def binary(run: Callable[[list[str]], str]) -> Callable[[list[str]], None]:
     def main(argv: list[str]) -> None:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _interrupt)
-        _keep_printing()
         try:
             with in_one_line():
                 _prepare()
@@ -87,7 +86,7 @@ def binary(run: Callable[[list[str]], str]) -> Callable[[list[str]], None]:
     return main
 
 
-def _keep_printing() -> None:
+def keep_printing() -> None:
     """Lets no closed output, and no character that a terminal lacks, end the work."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)

@@ -15,7 +15,8 @@ from . import command_line, start
 _HELP = flags.DEFINE_string(
     "help_algorithm", "", "The name of an algorithm: print its settings, and train nothing."
 )
-flags.adopt_module_key_flags(command_line)
+for _name in command_line.OF_TRAINING:
+    flags.declare_key_flag(_name)
 
 
 @start.binary

@@ -17,7 +17,9 @@ from fedjax_inv.ahead import Ahead
 from fedjax_inv.fitted import Fitted
 from fedjax_inv.one_run import Training
 from fedjax_inv_experiments import command_line, config, sheet
+from fedjax_inv_experiments import paper as paper_binary
 from fedjax_inv_experiments import run as launching
+from fedjax_inv_experiments import train as train_binary
 from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.config import Config
 from fedjax_inv_experiments.folder import log, provenance, records, run_folder
@@ -197,19 +199,19 @@ def line(round: int, accuracy: float = 0.5, **fields: Any) -> Line:
 
 
 @contextlib.contextmanager
-def parsed(*words: str, most: int = 1) -> Iterator[list[str]]:
+def parsed(*words: str, most: int = 1, command: ModuleType = train_binary) -> Iterator[list[str]]:
     """The words of a command line that are no flags, at most `most`; its flags are set."""
     with flagsaver.flagsaver():
-        yield command_line.parse(["", *words], words=most)[1:]
+        yield command_line.parse(["", *words], most, command.__name__)[1:]
 
 
 def run(binary: ModuleType, *words: str) -> str:
     """The text of a binary on a command line, in this process."""
-    with parsed(*words) as others:
+    with parsed(*words, command=binary) as others:
         return binary.main.__wrapped__(others)
 
 
 def options(paper: study.Paper, *words: str) -> study.StudyOptions:
     """The options of a paper's command line."""
-    with parsed(*words):
+    with parsed(*words, command=paper_binary):
         return study.options(paper)

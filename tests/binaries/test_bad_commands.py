@@ -30,8 +30,9 @@ BINARIES = {
 def run(command: str) -> None:
     """Runs a command line in this process, as `python -m` does."""
     name, *words = shlex.split(command)
-    with start.in_one_line(), parsed(*words, most=name == "paper") as others:
-        print(BINARIES[name].main.__wrapped__(others))
+    command = BINARIES[name]
+    with start.in_one_line(), parsed(*words, most=name == "paper", command=command) as others:
+        print(command.main.__wrapped__(others))
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +148,13 @@ COMMANDS = [
     ("paper nowhere", "nowhere"),
     ("paper fedipg --algorithm=fedavg", "--algorithm"),
     ("evaluate --run={data} --rounds=3", "--rounds=3"),
+    ("train --out=x.png", "--out=x.png"),
+    ("show_data --rows=fedavg", "--rows=fedavg"),
+    # What absl says in Python's words, or not at all.
+    ("train --standardise=maybe", "true"),
+    ("train --nostandardise=1", "--nostandardise=1"),
+    ("train --rounds=1.5", "positive integer"),
+    ("train --processes=a", "--processes=a:"),
 ]
 
 
@@ -265,7 +273,7 @@ PRINTING = "import sys; print('北' * 9**6); print('x', file=sys.stderr, flush=T
 
 @pytest.mark.parametrize("end", ["2>&1 | true", ">&- 2>&-", "| head -c 1", "2< /dev/null"])
 def test_no_output_ends_a_command_without_its_results(tmp_path: Path, end: str) -> None:
-    first = "import os; from fedjax_inv_experiments import start; start._keep_printing()"
+    first = "import os; from fedjax_inv_experiments import start; start.keep_printing()"
     last = "open('result', 'w').close()"
     command = shlex.join([sys.executable, "-c", f"{first}; {PRINTING}; {last}"])
     done = subprocess.run(

@@ -132,7 +132,6 @@ def test_features_of_another_network_are_not_evaluated(tmp_path: Path) -> None:
         ({"widths": (2, 3, 3, 5)}, {}, "holds another network.*resnet18"),
         ({}, {"out": "features.csv"}, "--out=features.csv"),
         ({}, {"mean": (0.5,)}, "--mean=0.5"),
-        ({"stride": 2}, {}, "--stride"),
         ({"dataset": "digits", "stride": 1}, {"out": "RUN"}, "--out"),
     ],
 )

@@ -65,8 +65,8 @@ def test_an_extra_that_is_missing_later_is_one_line(capsys: pytest.CaptureFixtur
 def check(name: str, arguments: Sequence[str], folder: Path) -> None:
     """Reads a command as its binary does; a study's with all of its rows."""
     assert name in COMMANDS
-    importlib.import_module(f"fedjax_inv_experiments.{COMMANDS[name][0]}")
-    with parsed(*arguments) as words:
+    command = importlib.import_module(f"fedjax_inv_experiments.{COMMANDS[name][0]}")
+    with parsed(*arguments, command=command) as words:
         if name == "compare":  # of a file that the page shows
             assert words == ["rows.toml"]
             return
@@ -106,8 +106,31 @@ def test_the_commands_of_a_page_parse(page: str, tmp_path: Path) -> None:
         check(name, arguments, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["train", "evaluate", "show-data", "paper", "compare", "map"])
-def test_help_imports_no_jax(name: str) -> None:
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+@pytest.mark.parametrize("output", ["| true", "> /dev/full", ">&-"])
+def test_help_may_be_cut_off(name: str, output: str) -> None:
+    command = shlex.join([sys.executable, "-m", "experiments", *name.split(), "--help"])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} {output}"], cwd=ROOT, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# Of these flags those that a command takes.
+SOME = {"rounds", "study", "rows", "data", "out", "weights"}
+TAKEN = {
+    "train": {"rounds", "weights"},
+    "evaluate": {"out"},
+    "features": {"out", "weights"},
+    "show-data": {"out", "rounds", "weights"},
+    "paper": {"rounds", "weights", "study", "rows", "data"},
+    "compare": {"rounds", "weights", "rows", "data"},
+    "map": {"rounds", "weights", "study", "rows", "data"},
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_help_has_the_flags_that_are_taken_and_imports_no_jax(name: str) -> None:
     code = (
         "import sys; from experiments import __main__; sys.argv[0] = 'fedjax-inv'\n"
         "try: __main__.main()\nfinally: print(*sys.modules, file=sys.stderr)"
@@ -115,7 +138,7 @@ def test_help_imports_no_jax(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", code, name, "--help"], cwd=ROOT, capture_output=True, text=True
     )
-    assert "--out:" in done.stdout
+    assert SOME & {*re.findall(r"^  --(\w+):", done.stdout, re.MULTILINE)} == TAKEN[name]
     places = [done.stdout.find(group.__doc__) for group in sheet.groups(config.Config).values()]
     assert [place for place in places if place >= 0] == sorted({*places} - {-1})
     assert not {"jax", "flax", "pandas", "matplotlib"} & set(done.stderr.split())

@@ -38,7 +38,7 @@ STUDY = map_table.MAP.studies["map"]
 
 
 def options(folder: Path, *words: str) -> study.StudyOptions:
-    with parsed(f"--run_dir={folder}", *words):
+    with parsed(f"--run_dir={folder}", *words, command=map_binary):
         return study.options(map_table.MAP, map_binary.own())
 
 
