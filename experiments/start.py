@@ -3,6 +3,7 @@
 This file imports the standard library alone, as any other package may take seconds or be missing.
 """
 
+import ctypes
 import errno
 import functools
 import gc
@@ -24,6 +25,10 @@ DIVERGED = 3
 LOST = 4  # exit statuses
 _SECONDS = 15  # for the other processes to end as well
 _OTHER_ENDED = re.compile("Gloo|NCCL|heartbeat")  # in JAX's errors when another process has gone
+# What a thread of JAX writes when another process has gone, and before it aborts for that.
+_GONE = re.compile(b"coordination_service|preemption_sync|grpc_")
+_ABORTS = b"distributed service detected fatal errors"
+_ENDED = "another process has ended, and says why; --resume continues the run"
 # How work that ended early goes on.
 CONTINUES = "run the same command (of train with --resume) to continue"
 # The extra of pyproject.toml that installs a package.
@@ -93,9 +98,37 @@ def keep_printing() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__"):
-            file = io.BufferedWriter(_Output(number, "w", closefd=False))
-            how: dict[str, Any] = {"errors": "backslashreplace", "line_buffering": True}
-            setattr(sys, name, io.TextIOWrapper(file, stream.encoding, **how))
+            setattr(sys, name, _stream(number, stream.encoding))
+
+
+def _stream(number: int, encoding: str) -> TextIO:
+    file = io.BufferedWriter(_Output(number, "w", closefd=False))
+    return io.TextIOWrapper(file, encoding, errors="backslashreplace", line_buffering=True)
+
+
+def expect_aborts() -> None:
+    """Lets this process end in one line where JAX would abort it, as another one has gone.
+
+    Call this before JAX connects the processes. What threads of JAX write to stderr goes through a
+    pipe from now on, but for the trace of such an abort.
+    """
+    stderr = os.dup(2)
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    sys.stderr = _stream(stderr, sys.stderr.encoding)
+    # A thread that aborts calls sleep(SIGABRT) first: 6 seconds, in which the line is read.
+    library = ctypes.CDLL(None)
+    library.signal(signal.SIGABRT, library.sleep)
+
+    def read() -> None:
+        for line in open(reader, "rb"):  # noqa: SIM115
+            if _ABORTS in line:
+                os.write(stderr, f"error: {_ENDED}\n".encode())
+                os._exit(LOST)
+            if not _GONE.search(line):
+                os.write(stderr, line)
+
+    threading.Thread(target=read, daemon=True).start()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -166,7 +199,7 @@ def _end(error: Exception) -> NoReturn:
         text = "has no device here; unset it, or install JAX for that platform"
         _fail(f"JAX_PLATFORMS={platforms}: {text}", BAD_INPUT)
     if jax.distributed.is_initialized() and _OTHER_ENDED.search(str(error)):
-        _fail("another process has ended, and says why; --resume continues the run", LOST)
+        _fail(_ENDED, LOST)
     raise error
 
 

@@ -14,6 +14,7 @@ from fedjax_inv import platforms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.devices import Devices
 
+from .. import start
 from ..config import Machine
 from ..errors import flag_error, in_flags
 
@@ -65,6 +66,7 @@ def connect(machine: Machine) -> None:
         return
     # On CPUs, collectives between processes need gloo.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    start.expect_aborts()
     try:
         if machine.processes == ("auto",):
             jax.distributed.initialize()

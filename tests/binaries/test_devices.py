@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import slow
 from fedjax_inv.platforms import cores as machine_of_cores
-from fedjax_inv_experiments import config, evaluation
+from fedjax_inv_experiments import config, evaluation, start
 from fedjax_inv_experiments.assembly import experiment
 from runs import Ran, go_on, halved, metrics, ran
 
@@ -123,21 +124,20 @@ def test_the_flag_says_what_devices_hold() -> None:
     assert [own(), own(cohort=6), own("all"), own("own", cohort=6)] == [True, False, False, True]
 
 
-@pytest.mark.slow
-def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
-    """Each of which holds its own clients."""
+def two_processes(folder: Path, **changed: Any) -> list[subprocess.Popen[str]]:
+    """The command `train` in two processes, each of which holds its own clients."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
-    values = {k: v if isinstance(v, tuple) else (v,) for k, v in FLAGS.items()}
+    flags = FLAGS | changed
+    values = {k: v if isinstance(v, tuple) else (v,) for k, v in flags.items()}
     arguments = [f"--{name}={','.join(map(str, value))}" for name, value in values.items()]
     environment = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
-    processes = [
+    return [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "experiments.train", *arguments),
-                *(f"--run_dir={tmp_path / 'run'}", f"--processes={address},{i},2"),
-                "--hold=own",
+                *(f"--run_dir={folder}", f"--processes={address},{i},2", "--hold=own"),
             ],
             cwd=ROOT,
             env=environment,
@@ -146,9 +146,29 @@ def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
         )
         for i in range(2)
     ]
+
+
+@pytest.mark.slow
+def test_two_processes_give_what_one_gives(tmp_path: Path, on_one: Ran) -> None:
+    processes = two_processes(tmp_path / "run")
     errors = [process.communicate(timeout=300)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert_same_run(on_one.folder, tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_process_ends_in_one_line_when_the_first_is_killed(tmp_path: Path) -> None:
+    first, second = two_processes(tmp_path / "run", rounds=100_000)
+    while not (tmp_path / "run" / "metrics.jsonl").exists():
+        assert first.poll() is None
+        time.sleep(0.1)
+    first.kill()
+    _, errors = second.communicate(timeout=300)
+    assert second.returncode == start.LOST, errors
+    assert errors.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in errors
+    assert "Fatal" not in errors
+    first.communicate()
 
 
 @pytest.mark.slow
