@@ -2,8 +2,9 @@
 
 fedjax-inv paper cafe --data=digits
 
-Papers: cafe, fedcfa, fedipg, fl_games, and two without a paper: first_look, methods under three
-kinds of shift, and selection, methods by rules of selection. The files of experiments/studies/ name
+Papers: cafe, fedcfa, fedipg, fl_games, and three without a paper: first_look, methods under three
+kinds of shift; selection, methods by rules of selection; and frozen, methods on the features of a
+frozen network. The files of experiments/studies/ name
 their studies; those in TOML are as of `compare`. Each row has its own folder of runs, and finished
 runs stay there, so a study can be interrupted. The flags of train replace those of all rows; of a
 TOML file not a row's own.
@@ -17,7 +18,7 @@ from . import command_line, start
 
 for _name in (*command_line.OF_TRAINING, "study", "rows", "data"):
     flags.declare_key_flag(_name)
-PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games", "selection")
+PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games", "frozen", "selection")
 
 
 @start.binary
