@@ -4,10 +4,9 @@ fedjax-inv paper cafe --data=digits
 
 Papers: cafe, fedcfa, fedipg, fl_games, and three without a paper: first_look, methods under three
 kinds of shift; selection, methods by rules of selection; and frozen, methods on the features of a
-frozen network. The files of experiments/studies/ name
-their studies; those in TOML are as of `compare`. Each row has its own folder of runs, and finished
-runs stay there, so a study can be interrupted. The flags of train replace those of all rows; of a
-TOML file not a row's own.
+frozen network. The files of experiments/studies/ name their studies; those in TOML are as of
+`compare`. Each row has its own folder of runs, and finished runs stay there, so a study can be
+interrupted. The flags of train replace those of all rows; of a TOML file not a row's own.
 """
 
 import functools

@@ -34,7 +34,7 @@ def test_a_class_that_nobody_has_is_never_predicted() -> None:
 @pytest.mark.parametrize("name", ["heads", "units"])
 def test_methods_on_frozen_features_have_one_budget(name: str, tmp_path: Path) -> None:
     own = {"run_dir", "algorithm", "set", "learning_rate", "momentum", "cut", "batch_size"}
-    own |= {"partition", "mixing", "server_learning_rate", "rounds"}
+    own |= {"partition", "mixing", "server_learning_rate", "rounds", "eval_every"}
     of_study = study.paper("frozen").studies[name]
     for data in of_study.data:
         rows = of_study.rows(data)
