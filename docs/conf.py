@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 
 from fedjax_inv import __version__
@@ -57,6 +59,7 @@ napoleon_numpy_docstring = False
 viewcode_line_numbers = True
 
 html_theme = "furo"
+html_math_renderer = "mathml"  # which browsers draw by themselves, without a network
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_extra_path = ["extra"]  # the first page lies in docs/
@@ -136,8 +139,21 @@ def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any)
     return True if is_field or getattr(obj, "__module__", "") == "jax.sharding" else None
 
 
+def _formula(translator: Any, node: nodes.math) -> None:
+    """Writes a formula in a line as MathML."""
+    translator.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _display(translator: Any, node: nodes.math_block) -> None:
+    """Writes a formula of its own line as MathML."""
+    translator.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Connects the functions of this file."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_display, None))
     app.connect("autodoc-process-docstring", _as_rst, priority=400)
     app.connect("autodoc-process-docstring", _with_fields, priority=600)
     app.connect("autodoc-skip-member", _skip)
