@@ -4,6 +4,9 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
+import pytest
+
 from tools import results
 
 RECORD = {"command": "fedjax-inv paper fedipg --study=colours --data=digits"}
@@ -15,7 +18,7 @@ def test_every_page_is_as_the_files_have_it() -> None:
     assert not [path for path, text in texts.items() if results.written(path) != text]
     files = [*(results.ROOT / results.TABLES).iterdir()]
     shown = "\n".join(texts.values())
-    published = [path for path in files if path.suffix != ".json"]
+    published = [path for path in files if path.suffix != ".json" and path.name != "scores.csv"]
     assert not [path for path in published if path.name not in shown]
     records = [path for path in files if path.suffix == ".json"]
     assert {results.record_of(path) for path in published} == set(records)
@@ -48,3 +51,37 @@ def test_a_page_shows_published_files(tmp_path: Path) -> None:
     assert "| a | last | test, % |\n|---|---|---|\n| x | 3 | **3.5 ±" in results.written(
         page, tmp_path
     )
+
+
+SCORES = results.ROOT / results.SCORES
+
+
+@pytest.mark.parametrize(
+    "table", sorted({*pd.read_csv(SCORES)["table"]}) if SCORES.exists() else []
+)
+def test_means_and_deviations_of_a_table_come_from_the_scores_of_its_seeds(table: str) -> None:
+    scores = pd.read_csv(SCORES)
+    chosen = scores[(scores["table"] == table) & scores["selects"]]
+    lines = (results.ROOT / results.TABLES / f"{table}.md").read_text().splitlines()
+    for (row, _), of_cell in chosen.groupby(["row", "held_out"]):
+        percent = 100 * of_cell["score"]
+        text = f"{percent.mean():.1f} ± {percent.std():.1f}"
+        assert any(line.startswith(f"| {row} ") and text in line for line in lines), (row, text)
+
+
+def test_the_scores_of_seeds_are_those_that_rules_select() -> None:
+    lines = [
+        # run, seed, learning_rate, round, selected_by, test_score
+        (0, 7, 0.1, 2, "oracle", 0.6),
+        (0, 7, 0.1, 4, "validation last", 0.5),
+        (1, 7, 0.3, 4, None, 0.7),
+    ]
+    names = ["run", "seed", "learning_rate", "round", "selected_by", "test_score"]
+    runs = pd.DataFrame(lines, columns=names).assign(method="A", held_out="x", rule="validation")
+    found = results.scores_of(pd.concat([runs, runs]))  # a line for each domain
+    assert [tuple(line) for line in found[["rule", "selects", "round", "score"]].to_numpy()] == [
+        ("last", False, 4, 0.5),
+        ("oracle", False, 2, 0.6),
+        ("validation", True, 4, 0.5),
+    ]
+    assert {*found["setting"]} == {"learning_rate=0.1"}

@@ -15,7 +15,8 @@ Between the two stand the file's first table (`table 2:` names the second), or t
 caption. A table has its first column and those that the comment names, without ", %"; all if it
 names none. --publish copies tables and pictures of a study's run folder to docs/results/tables/ as
 PAPER_DATA_STUDY, with a record that says how they came about, PAPER_DATA_STUDY.json; a table or
-picture of another command needs a --name.
+picture of another command needs a --name. The test score of each seed, by each rule of selection,
+goes from the study's runs.csv to scores.csv there: means and intervals can be computed from it.
 """
 
 import argparse
@@ -26,8 +27,11 @@ import shlex
 import shutil
 from pathlib import Path
 
+import pandas as pd
+
 ROOT = Path(__file__).parents[1]
 TABLES = Path("docs/results/tables")
+SCORES = TABLES / "scores.csv"
 
 _BLOCK = re.compile(
     r"^(?P<indent> *)<!-- (?P<kind>table|figure)(?: (?P<number>\d+))?: (?P<file>\S+)"
@@ -88,7 +92,42 @@ def publish(path: Path, name: str = "", root: Path = ROOT) -> Path:
     target = root / TABLES / f"{name}{path.stem.removeprefix(record.stem)}{path.suffix}"
     shutil.copyfile(path, target)
     shutil.copyfile(record, target.with_name(f"{name}.json"))
+    runs = record.with_name(f"{record.stem}_runs.csv")
+    if runs.exists():
+        found = scores_of(pd.read_csv(runs))
+        found.insert(0, "table", name)
+        if (root / SCORES).exists():
+            others = pd.read_csv(root / SCORES)
+            found = pd.concat([others[others["table"] != name], found])
+        found.sort_values("table", kind="stable").to_csv(root / SCORES, index=False)
     return target
+
+
+def scores_of(runs: pd.DataFrame) -> pd.DataFrame:
+    """The test score of each seed of a table's rows, by the rules that select it.
+
+    runs: a study's runs.csv, with a line for each evaluation and domain.
+    """
+    lines = runs[runs["selected_by"].notna()].drop_duplicates(
+        ["method", "held_out", "run", "round"]
+    )
+    names = runs.columns[runs.columns.get_loc("seed") + 1 : runs.columns.get_loc("round")]
+    varied = runs.groupby("method")[list(names)].nunique() > 1
+
+    def setting(line: pd.Series) -> str:
+        return ", ".join(f"{x}={line[x]:g}" for x in names if varied.loc[line["method"], x])
+
+    lines = lines.assign(
+        setting=lines.apply(setting, axis=1), by=lines["selected_by"].str.split()
+    ).explode("by")
+    lines["selects"] = lines["by"] == lines["rule"]
+    lines["test_score"] = lines["test_score"].round(6)
+    columns = ["method", "held_out", "by", "selects", "seed", "setting", "round", "test_score"]
+    return (
+        lines[columns]
+        .rename(columns={"method": "row", "by": "rule", "test_score": "score"})
+        .sort_values(["row", "held_out", "rule", "seed"], kind="stable")
+    )
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from .records import Provenance
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 SEVERAL = "several"
-_ONE = ("commit", "processor", "library")  # one value of all starts of a run, or "several"
+_ONE = ("commit", "data", "processor", "library")  # one value of all starts of a run, or "several"
 
 
 def record(data: Dataset, network: Network, networks: Tree = None) -> Provenance:

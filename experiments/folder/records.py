@@ -141,13 +141,14 @@ class Provenance(Record, frozen=True):
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The record beside a study's table: how it came about.
 
-    `commit`, `processor` and `versions` say "several" for what was not the same in all runs.
+    `commit`, `data`, `processor` and `versions` say "several" for what differed between runs.
     """
 
     command: str
     seeds: list[int]
     date: str | None = None  # of the last start
     commit: str | None = None
+    data: str | None = None  # the SHA-256 of the data as they were read
     versions: dict[str, str]
     processor: str | None = None
     seconds: float | None = None  # of training, the cells one after the other

@@ -233,6 +233,7 @@ def origin(words: Sequence[str], cells: Sequence[tuple[Path, Result]]) -> Origin
         seeds=sorted({run.seed for _, result in cells for run in result.runs}),
         date=start.date[:10],
         commit=start.commit,
+        data=start.data,
         versions=start.versions,
         processor=start.processor,
         # The runs of a cell train at the same time.
