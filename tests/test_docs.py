@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "BUILD_NOTES.md")]
@@ -64,3 +66,12 @@ def test_every_path_of_the_architecture_exists() -> None:
     paths = {path for path in marked if "/" in path or path.endswith((".py", ".md"))}
     assert len(paths) > 20
     assert not [path for path in sorted(paths) if not (ROOT / path).exists()]
+
+
+def test_formulas_have_no_command_that_mathml_lacks() -> None:
+    converter = pytest.importorskip("latex2mathml.converter")
+    for page in (ROOT / "docs").rglob("*.md"):
+        text = without_code(page.read_text())
+        for found in re.finditer(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", text, re.DOTALL):
+            formula = found[1] or found[2]
+            assert "\\" not in converter.convert(formula), (page.name, formula)
