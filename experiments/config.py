@@ -8,6 +8,7 @@ This file imports no package that takes seconds to import, so that --help takes 
 
 import functools
 import importlib.util
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -107,6 +108,14 @@ def _by_client(parse: Callable[[str], float], least: float, most: float) -> Call
         return in_range and len({*clients}) == len(clients) and min(clients, default=0) >= 0
 
     return holds
+
+
+def _is_rare(text: str) -> bool:
+    name, _, share = text.rpartition(":")
+    try:
+        return not text or (bool(name) and 0 < float(share) < 1)
+    except ValueError:
+        return False
 
 
 def _are_chunks(texts: Sequence[str]) -> bool:
@@ -298,6 +307,13 @@ class Partition:
         "Ratio of the first class's number of training examples to the last one's; the others lie "
         "on a curve between, and surplus examples are left out. 1: the data's own.",
         least=1.0,
+    )
+    rare_domain: str = flag(
+        "",
+        "A domain of which few clients have examples, as domain:share; its share of the training "
+        "examples falls to that, and surplus examples are left out. With --partition=domain it is "
+        "the share of the clients, too.",
+        must=("domain:share with a share above 0 and below 1", _is_rare),
     )
     wrong_labels: float = flag(
         0.0,
@@ -514,6 +530,16 @@ def _is_rule(text: str) -> bool:
         return False
 
 
+def _is_attack(text: str) -> bool:
+    name, *factor = text.split(":")
+    try:
+        is_length = all(0 < float(number) < math.inf for number in factor)
+    except ValueError:
+        return False
+    known = text == "none" or name in ("sign_flip", "scaled_noise")
+    return known and is_length and len(factor) <= 1
+
+
 @dataclass(frozen=True)
 class Aggregation:
     """How the server combines updates, and what protects the clients."""
@@ -523,10 +549,12 @@ class Aggregation:
         f"{_explained(AGGREGATES, ': ')}. For methods that send what FedAvg does.",
         must=(f"{', '.join(AGGREGATES)}, with numbers after a colon", _is_rule),
     )
-    attack: Literal["none", "sign_flip", "scaled_noise"] = flag(
+    attack: str = flag(
         "none",
-        "What --attackers send: their change in reverse, or noise ten times as long. Wrong labels "
-        "are --wrong_labels.",
+        "What --attackers send: sign_flip, their change in reverse, or scaled_noise, noise ten "
+        "times as long as their change; sign_flip:5 and scaled_noise:5 are five times as long. "
+        "Wrong labels are --wrong_labels.",
+        must=("none, sign_flip or scaled_noise, with a number above 0 after a colon", _is_attack),
     )
     attackers: tuple[int, ...] = flag((), "Numbers of the clients that attack.", least=0)
     private_clip: float = flag(

@@ -2,11 +2,12 @@
 
 fedjax-inv paper cafe --data=digits
 
-Papers: cafe, fedcfa, fedipg, fl_games, and three without a paper: first_look, methods under three
-kinds of shift; selection, methods by rules of selection; and frozen, methods on the features of a
-frozen network. The files of experiments/studies/ name their studies; those in TOML are as of
-`compare`. Each row has its own folder of runs, and finished runs stay there, so a study can be
-interrupted. The flags of train replace those of all rows; of a TOML file not a row's own.
+Papers: cafe, fedcfa, fedipg, fl_games, and four without a paper: first_look, methods under three
+kinds of shift; selection, methods by rules of selection; frozen, methods on the features of a
+frozen network; and private_robust, robust rules and privacy where few clients hold a domain. The
+files of experiments/studies/ name their studies; those in TOML are as of `compare`. Each row has
+its own folder of runs, and finished runs stay there, so a study can be interrupted. The flags of
+train replace those of all rows; of a TOML file not a row's own.
 """
 
 import functools
@@ -17,7 +18,16 @@ from . import command_line, start
 
 for _name in (*command_line.OF_TRAINING, "study", "rows", "data"):
     flags.declare_key_flag(_name)
-PAPERS = ("cafe", "fedcfa", "fedipg", "first_look", "fl_games", "frozen", "selection")
+PAPERS = (
+    "cafe",
+    "fedcfa",
+    "fedipg",
+    "first_look",
+    "fl_games",
+    "frozen",
+    "private_robust",
+    "selection",
+)
 
 
 @start.binary

@@ -71,7 +71,10 @@ class RunPredictions(NamedTuple):
 
 
 def own_parts(runs: Runs, seed: int) -> list[Slice]:
-    """The validation examples of each client, and those that no client has, as in training."""
+    """The validation examples of each client, and those that no client has, as in training.
+
+    A test split of several domains has a part for each.
+    """
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
     split = splits[seed]
@@ -90,10 +93,17 @@ def own_parts(runs: Runs, seed: int) -> list[Slice]:
     others = [(summary.unseen_name(runs.cell, kind), kind, of) for kind, of in split.unseen.items()]
     parts += [part(name, kind, -1, *parts_of(of)) for name, kind, of in others]
     (tested,), test = parts_of(split.test), summary.test_name(runs.cell, names)
-    if split.owner is None or not assembled.is_personal:
-        return [*parts, part(test, "test", -1, tested)]
-    owners = range(-1, len(split.domain))
-    return [*parts, *(part(test, "test", who, tested[split.owner == who]) for who in owners)]
+    owner = np.full(len(tested), -1)
+    if split.owner is not None and assembled.is_personal:
+        owner = split.owner
+    domain = assembled.domain[tested]
+    numbers = np.unique(domain)
+    for number in numbers:
+        name = test if len(numbers) == 1 else f"{test}, {split.domains[number]}"
+        for who in np.unique(owner[domain == number]):
+            its_own = (domain == number) & (owner == who)
+            parts.append(part(name, "test", int(who), tested[its_own]))
+    return parts
 
 
 def new_parts(where: str, new: Dataset, old: Dataset) -> list[Slice]:

@@ -1,5 +1,8 @@
 """Clients that attack, for studies of robust rules: wrappers that change what they upload.
 
+It is the change of their parameters; statistics (BatchNorm) stay as they are, as a variance below 0
+would be seen at once. The only upload of the algorithm must be that of FedAvg, else there is a
+UsageError.
 Wrong labels are a partition's matter (`data.wrong_labels`).
 """
 
@@ -15,17 +18,26 @@ from fedjax_inv.types import Array, Tree
 def _changed(
     algorithm: types.Algorithm, who: Sequence[int], change: Callable[[Tree, Array], Tree]
 ) -> types.Algorithm:
-    """Return `algorithm` whose clients `who` upload change(upload, random key)."""
+    """Return `algorithm` whose clients `who` upload change(change of parameters, random key)."""
     exchange = averaging.sole_exchange(algorithm)
     attackers = jnp.asarray(who, jnp.int32)
 
+    def init_server(setup: types.Setup) -> Tree:
+        server = algorithm.init_server(setup)
+        averaging.check_upload(exchange, server, stats=True)
+        return server
+
     def client(visit: types.Visit) -> types.Reply:
         reply = exchange.client(visit)
-        wrong = change(reply.upload, keys.stream(visit.key, "attack"))
+        upload: averaging.Upload = reply.upload
+        params = upload.delta.params
+        wrong = change(params, keys.stream(visit.key, "attack"))
         attacks = (attackers == visit.shard.who).any()
-        return reply._replace(upload=optax.tree.where(attacks, wrong, reply.upload))
+        delta = upload.delta._replace(params=optax.tree.where(attacks, wrong, params))
+        return reply._replace(upload=upload._replace(delta=delta))
 
-    return algorithm._replace(exchanges=(exchange._replace(client=client),))
+    changed = exchange._replace(client=client)
+    return algorithm._replace(init_server=init_server, exchanges=(changed,))
 
 
 def sign_flip(
@@ -33,7 +45,7 @@ def sign_flip(
 ) -> types.Algorithm:
     """Return `algorithm` whose clients `who` upload -factor x their change."""
     checks.positive("factor", factor)
-    return _changed(algorithm, who, lambda upload, key: tree.scaled(-factor, upload))
+    return _changed(algorithm, who, lambda params, key: tree.scaled(-factor, params))
 
 
 def scaled_noise(
@@ -42,9 +54,9 @@ def scaled_noise(
     """Return `algorithm` whose clients `who` upload noise, `factor` x as long as their change."""
     checks.positive("factor", factor)
 
-    def change(upload: Tree, key: Array) -> Tree:
-        drawn = optax.tree.random_like(key, upload)
-        ratio = optax.tree.norm(upload) / optax.tree.norm(drawn)
+    def change(params: Tree, key: Array) -> Tree:
+        drawn = optax.tree.random_like(key, params)
+        ratio = optax.tree.norm(params) / optax.tree.norm(drawn)
         return tree.scaled(factor * ratio, drawn)
 
     return _changed(algorithm, who, change)

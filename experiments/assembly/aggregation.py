@@ -21,7 +21,9 @@ def wrapped(config: Config, name: str, algorithm: Algorithm) -> Algorithm:
     rule = _rule(asked) if asked.aggregate != "mean" else None
     try:
         if asked.attack != "none":
-            algorithm = _ATTACKS[asked.attack](algorithm, asked.attackers)
+            attack, *factor = asked.attack.split(":")
+            how = {"factor": float(factor[0])} if factor else {}
+            algorithm = _ATTACKS[attack](algorithm, asked.attackers, **how)
         if rule:
             return robust.aggregated(algorithm, rule)
         if asked.private_clip:

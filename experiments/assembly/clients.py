@@ -19,7 +19,7 @@ from fedjax_inv.data.federation import Split
 from fedjax_inv.types import Array, Examples, Tree
 
 from ..config import Config, Data, Environment, Partition
-from ..errors import flag_error, in_flags, shown
+from ..errors import check_known, flag_error, in_flags, shown
 from . import data as data_sets
 
 SplitsByDomain = Mapping[str | None, Mapping[int, Split]]  # by held-out domain, by seed
@@ -100,6 +100,7 @@ class Deal:
     data: Examples  # of all draws in a row, then copies with wrong labels
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
+    domain: np.ndarray  # [L] the domain of each row of `data`
     splits: SplitsByDomain
 
 
@@ -130,8 +131,9 @@ def deal(
             )
     source = np.tile(np.arange(len(first.y)), len(made.datasets))
     origin = np.concatenate([draw.source for draw in made.datasets.values()])
+    domain = np.concatenate([draw.domain for draw in made.datasets.values()])
     if not partition.wrong_labels:
-        return Deal(data, source, origin, splits)
+        return Deal(data, source, origin, domain, splits)
     places = [(held_out, seed) for held_out, of_seed in splits.items() for seed in of_seed]
     mislabelled = with_wrong_labels(
         partition, first, [splits[held_out][seed] for held_out, seed in places], places
@@ -140,7 +142,7 @@ def deal(
         splits[held_out][seed] = wrong
     copied = mislabelled.source
     data = mislabelled.splits[0].train.data
-    return Deal(data, source[copied], origin[copied], splits)
+    return Deal(data, source[copied], origin[copied], domain[copied], splits)
 
 
 def _split_seed(config: Config, held_out: str | None, seed: int) -> int:
@@ -211,6 +213,7 @@ def split(
             test_fraction=config.data.test_fraction,
             first_row=first_row,
             imbalance=how.imbalance,
+            rare=_rare(how, dataset),
             validate=validate,
             held_out_clients=how.held_out_clients,
         )
@@ -218,13 +221,22 @@ def split(
         where = f"--partition={how.partition}"
         if how.imbalance != 1:
             where += f" --imbalance={shown(how.imbalance)}"
-        names = {"num_clients": "clients", "name": "partition"}
+        names = {"num_clients": "clients", "name": "partition", "rare": "rare_domain"}
         names["shards_per_client"] = "classes_per_client"
         raise in_flags(error, where, names) from None
     if is_by_user:  # a client without examples makes no group of domains of its own
         is_empty = np.asarray(found.train.size) == 0
         found = found._replace(domain=np.where(is_empty, found.domain[0], found.domain))
     return found
+
+
+def _rare(partition: Partition, dataset: Dataset) -> tuple[str, float] | None:
+    """The domain of --rare_domain and its share."""
+    if not partition.rare_domain:
+        return None
+    name, _, share = partition.rare_domain.rpartition(":")
+    check_known("rare_domain", name, dataset.domains)
+    return name, float(share)
 
 
 def _of_users(dataset: Dataset, num_clients: int) -> federation.Partition:

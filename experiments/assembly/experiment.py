@@ -46,6 +46,7 @@ class Assembly:
     data: Examples
     source: np.ndarray  # [L] the row of its draw that each row of `data` is, or is a copy of
     origin: np.ndarray  # [L] the file of each row of `data`, or its row in the source
+    domain: np.ndarray  # [L] the domain of each row of `data`
     splits: clients.SplitsByDomain  # by held-out domain, by seed
     variables: Mapping[int, Variables] | None  # initial networks, by seed; None: random ones
     objective: Objective
@@ -230,6 +231,7 @@ def make(
         deal.data,
         deal.source,
         deal.origin,
+        deal.domain,
         deal.splits,
         variables,
         scored,

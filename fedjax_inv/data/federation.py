@@ -201,6 +201,7 @@ def split(
     test_fraction: float = 0.2,
     first_row: int = 0,
     imbalance: float = 1.0,
+    rare: tuple[str, float] | None = None,
     validate: str | None = None,
     held_out_clients: float = 0.0,
 ) -> Split:
@@ -226,6 +227,8 @@ def split(
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
         deal, and no client holds the rest.
+      rare: (the name of a domain, its share in (0, 1) of the examples to deal), for which surplus
+        examples of it are left out.
       validate: the name of another domain that no client has, `unseen["unseen_domain"]`, or None.
         Examples that are `valid` in a domain without any to train on belong there, too.
       held_out_clients: the part of the clients, drawn, that do not train; all of their examples are
@@ -258,6 +261,11 @@ def split(
         labels = dataset.y[to_deal]
         num_classes = len(dataset.classes)
         to_deal = to_deal[partitions.long_tail(labels, num_classes, imbalance, rng)]
+    if rare is not None:
+        name, share = rare
+        checks.one_of("rare", name, dataset.domains)
+        is_rare = dataset.domain[to_deal] == dataset.domains.index(name)
+        to_deal = to_deal[partitions.thinned(is_rare, share, rng)]
     parts = _checked(partition(to_deal, rng), to_deal)
     if held_out_clients:
         parts, apart = _drawn_apart(parts, held_out_clients, rng)

@@ -257,6 +257,20 @@ def long_tail(
     return np.sort(np.concatenate(rows))
 
 
+def thinned(is_rare: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Return rows of which a share in (0, 1) is rare, to the nearest; drawn, in increasing order.
+
+    `is_rare` is bool [M]. There is a UsageError if more rows had to be rare than are.
+    """
+    there = int(is_rare.sum())
+    count = round(share / (1 - share) * (len(is_rare) - there))
+    if not 0 < count <= there:
+        most = there / len(is_rare)
+        raise UsageError("rare", share, f"must leave an example, and be at most {most:.3f}, as is")
+    kept = rng.permutation(np.flatnonzero(is_rare))[:count]
+    return np.sort(np.concatenate([np.flatnonzero(~is_rare), kept]))
+
+
 def shards_like(
     labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator
 ) -> list[np.ndarray]:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedjax_inv_experiments import config
@@ -49,3 +50,15 @@ def test_poisson_cohorts_have_as_many_slots_as_the_largest_needs() -> None:
     assert schedule.has_empty_slots
     cohort = schedule(np.random.default_rng(0).integers(0, 9, 2).astype(np.uint32), 50, 40)
     assert 0.1 < np.asarray(cohort.present).mean() < 0.3
+
+
+def test_metrics_tell_the_test_of_each_domain(tmp_path: Path) -> None:
+    flags = {"held_out": "none", "rare_domain": "40:0.25", "metrics": ("balanced_accuracy",)}
+    run = ran(config.of(run_dir=str(tmp_path / "run"), **SMALL | flags))
+    frame = pd.read_csv(run.folder / "metrics.csv")
+    tests = frame[(frame["by"] == "domain") & (frame["split"] == "test")]
+    assert sorted(tests["name"]) == ["test, 0", "test, 40"]
+    (chosen,) = [line for line in metrics(run.folder) if line["round"] == tests["round"].iloc[0]]
+    assert tests["examples"].sum() == chosen["domains"]["test"]["examples"]
+    mean = np.average(tests["score"], weights=tests["examples"])
+    np.testing.assert_allclose(mean, chosen["test_score"], rtol=1e-5)

@@ -49,6 +49,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "held_out_clients": (0.25, MIXED),
     "partition_seed": ("3", MIXED),
     "imbalance": (4.0, {}),
+    "rare_domain": ("0:0.1", {}),
     "wrong_labels": (0.5, {}),
     "wrong_clients": (0.9, {"wrong_labels": 0.5}),
     "pooled": (True, {}),

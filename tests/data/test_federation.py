@@ -251,6 +251,30 @@ def test_an_imbalance_leaves_examples_with_nobody_and_is_drawn_anew():
     assert len(long.train.order) == len(plain.train.order)
 
 
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2])
+def test_a_rare_domain_is_that_share_of_what_clients_hold(share):
+    dataset = make_dataset(480, num_test=80)
+    rare = dataset.domains[1]
+    made = split(dataset, "domain", rare=(rare, share))
+    held = np.concatenate([all_rows(made.train), all_rows(made.valid)])
+    assert abs((dataset.domain[held] == 1).mean() - share) <= 0.5 / len(held)
+    others = np.flatnonzero(~dataset.test & (dataset.domain != 1))
+    assert set(held) >= set(others)
+    assert len(held) == len(set(held))
+    np.testing.assert_array_equal(all_rows(made.test), all_rows(split(dataset, "domain").test))
+    with pytest.raises(UsageError, match="rare"):
+        split(dataset, "domain", rare=(rare, 0.9))
+
+
+@pytest.mark.parametrize("few", [1, 2, 3])
+def test_a_rare_domain_has_its_share_of_clients_of_one_size(few):
+    dataset = make_dataset(1800, num_test=300)
+    made = split(dataset, "domain", num_clients=15, rare=("d2", few / 15))
+    assert (made.domain == 2).sum() == few
+    sizes = made.train.size + made.valid.size
+    assert sizes.max() - sizes.min() <= 0.35 * sizes.mean()
+
+
 def test_classes_and_shards_of_the_test_are_made_of_its_rows():
     dataset = make_dataset(480, num_test=80)
     made = split(dataset, "dirichlet", imbalance=5.0)

@@ -11,7 +11,7 @@ from scipy import optimize, stats
 
 import federations
 import linear_networks as linear
-from fedjax_inv import attackers, laws, robust
+from fedjax_inv import attackers, fit, laws, robust
 from fedjax_inv.algorithms import fedavg, fedipg, fedprox, scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Aggregator, Algorithm, Model, Slots, Work
@@ -190,6 +190,22 @@ def test_it_obeys_the_laws(factory: Any, name: str) -> None:
         return robust.aggregated(factory(model, work, **hyper), rule)
 
     laws.check(make, model=federations.softmax_regression())
+
+
+@pytest.mark.parametrize("attack", [attackers.sign_flip, attackers.scaled_noise])
+def test_attackers_send_their_statistics_as_they_are(attack: Any) -> None:
+    model = federations.small_normed()
+    clients = [(np.random.default_rng(0).normal(size=(8, 6, 6, 1)), np.arange(8) % 2)] * 3
+
+    def make(*parts: Any, **hyper: Any) -> Algorithm:
+        return attack(fedavg.fedavg(*parts, **hyper), [1])
+
+    plain, attacked = (fit(one, model, clients, rounds=1) for one in (fedavg.fedavg, make))
+    jax.tree.map(
+        lambda wanted, got: np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7),
+        plain.network().stats,
+        attacked.network().stats,
+    )
 
 
 @pytest.mark.parametrize("attack", [attackers.sign_flip, attackers.scaled_noise])
