@@ -14,6 +14,7 @@ import itertools
 import json
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedjax_inv import checks, inputs, models, objectives, schedules, tree, types
+from fedjax_inv import checks, inputs, models, objectives, private, schedules, tree, types, wrapping
 from fedjax_inv import rounds as engine
 from fedjax_inv.checks import UsageError
 from fedjax_inv.models import saved
@@ -267,7 +268,7 @@ class _Server:
         self.book["size"] = self.book["size"] or [sizes.get(client, mean) for client in clients]
         self.start = _start(self.app, example, np.array(self.book["size"], np.int32), seed)
         if not self.path.exists():
-            return self.start.server
+            return _with_own_noise(self.start.server)
         return saved.load(self.path, {"server": self.start.server})["server"]
 
     def wait(self, least: int, *, is_start: bool = False) -> None:
@@ -345,9 +346,9 @@ class _Server:
                 _log(f"{name}: client {client} is absent, and keeps its own state of before")
             present = asked & np.isin(cohort.who, [*replies])
             here &= present | ~asked
-            if not replies:
+            if not replies and not exchange.unattended:
                 continue
-            _log(f"{name}: {_means(replies.values())}")
+            _log(f"{name}: {_means(replies.values()) if replies else 'replies 0'}")
             like = {"upload": self.forms[index]["upload"]}
             zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
             uploads = [
@@ -384,6 +385,22 @@ class _Server:
         replies = self.send("evaluate", dict.fromkeys(numbers, content))
         if replies:
             _log(f"round {self.book['round']}, validation: {_means(replies.values())}")
+
+
+def _with_own_noise(server: Tree) -> Tree:
+    """Return a server whose noise has another key than that of the seed."""
+    changed: Any = server
+    if isinstance(server, private.Server):
+        changed = server._replace(noise_key=_unknown(server.noise_key))
+    if isinstance(server, wrapping.Wrapping):
+        changed = changed._replace(wrapped=_with_own_noise(server.wrapped))
+    return changed
+
+
+def _unknown(key_data: Any) -> Any:
+    """Return numbers of a random key, of the same shape, that nobody else can know."""
+    drawn = np.frombuffer(secrets.token_bytes(key_data.nbytes), key_data.dtype)
+    return drawn.reshape(key_data.shape)
 
 
 def _means(replies: Iterable[RecordDict]) -> str:
@@ -432,23 +449,23 @@ def server_app(
       folder: gets the state after each round, server.safetensors, from which a stopped run goes on,
         and the network, model.safetensors.
       num_clients: C; nodes have the numbers 0..C-1.
-      rounds: T, and seed and schedule, as in `fit`; the schedule without delays.
+      rounds: T, and seed and schedule, as in `fit`; the schedule without delays. All nodes know the
+        seed, so with `private.private` the noise and the schedule have keys of their own, of which
+        the nodes know nothing.
       min_nodes: the nodes that the first round waits for; None: all. Later rounds wait for one.
       timeout: the seconds after which a message and its reply are lost.
       score_every: the rounds between scores on the nodes' validation rows; 0: none.
-
-    Raises UsageError for `private.private`, whose noise is a simulation's.
     """
-    if any(exchange.unattended for exchange in algorithm.exchanges):
-        text = "adds noise by the seed, which all nodes know, so that it would protect nobody"
-        raise UsageError("algorithm", ..., text)
     least = num_clients if min_nodes is None else min_nodes
     checks.integer("min_nodes", least, 1, num_clients, ", the clients")
     app, name = ServerApp(), "server.safetensors"
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        drawn = jax.jit(lambda key: schedule(key, num_clients, rounds))(inputs.schedule_key(seed))
+        key = inputs.schedule_key(seed)
+        if any(exchange.unattended for exchange in algorithm.exchanges):
+            key = jax.random.wrap_key_data(_unknown(jax.random.key_data(key)))
+        drawn = jax.jit(lambda key: schedule(key, num_clients, rounds))(key)
         cohorts = jax.device_get(drawn)
         schedules.check(cohorts, num_clients, 1)
         Path(folder).mkdir(parents=True, exist_ok=True)

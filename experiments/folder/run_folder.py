@@ -247,6 +247,8 @@ def _check_rounds(folder: Path, before: Any, chosen: Config) -> None:
         text = f"has done {done}; must be at least as many"
     elif chosen.training.schedule == "cosine":
         text = f"has a cosine schedule over its --rounds={before}; must be as many"
+    elif chosen.aggregation.epsilon:
+        text = f"has the noise of an --epsilon over its --rounds={before}; must be as many"
     elif chosen.machine.hold == "stream" and done % every and asked > done:
         text = f"streams, and ended after {done}, between two evaluations of --eval_every={every}"
     if text:

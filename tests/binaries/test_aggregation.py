@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedjax_inv.checks import UsageError
 from fedjax_inv_experiments import config
 from fedjax_inv_experiments.assembly import aggregation, method
-from runs import metrics, ran
+from runs import metrics, ran, with_flags
 
 SMALL: dict[str, Any] = {
     "rounds": 3,
@@ -42,6 +43,9 @@ def test_a_budget_stands_below_the_table(tmp_path: Path) -> None:
     run = ran(chosen)
     assert aggregation.budget(chosen) in (run.folder / "table.md").read_text()
     assert 0.3 < aggregation.noise_multiplier(chosen) < 3
+    # The noise was found for these rounds.
+    with pytest.raises(UsageError, match="--rounds=4"):
+        ran(with_flags(chosen, rounds=4, resume=True))
 
 
 def test_poisson_cohorts_have_as_many_slots_as_the_largest_needs() -> None:

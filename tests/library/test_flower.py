@@ -15,7 +15,7 @@ import pytest
 import federations
 import slow
 from fedjax_inv import algorithms, devices, fit, laws, models, private, rounds, schedules, types
-from fedjax_inv.algorithms import fedavg, scaffold
+from fedjax_inv.algorithms import scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import LOCAL, LocalTraining
 from fedjax_inv.models import saved
@@ -264,10 +264,57 @@ def test_nodes_give_the_network_of_fit(tmp_path: Path, monkeypatch: pytest.Monke
     assert float(found[1]) == pytest.approx(right.mean(), abs=1e-3)
 
 
-def test_noise_that_all_nodes_know_is_refused() -> None:
-    model = federations.softmax_regression()
-    algorithm = private.private(
-        fedavg.fedavg(model, federations.epochs(0.1)), clip=1.0, noise_multiplier=1.0
-    )
-    with pytest.raises(UsageError, match="algorithm"):
-        flower.server_app(algorithm, model, DATA.data, "results", num_clients=2, rounds=1)
+def private_case(**settings: Any) -> Case:
+    case = Case("fedavg")
+    case.algorithm = private.private(case.algorithm, clip=0.1, **settings)
+    return case
+
+
+def test_a_private_sum_without_noise_is_that_of_a_simulation(tmp_path: Path) -> None:
+    case, events = private_case(noise_multiplier=0.0), SCENARIOS["a reply is lost"]
+    deployed = case.deployed(tmp_path, Nodes(case, events))
+    laws.assert_close(deployed.wrapped, case.simulated(events).server.wrapped)
+
+
+def test_no_node_knows_the_noise_or_who_attends(tmp_path: Path) -> None:
+    """They know the seed. A round without answers has noise; a stopped run keeps its own."""
+    case = private_case(noise_multiplier=1.0, sampling_rate=0.5)
+    silent: Events = {(t, 0, client): "unheard" for t in range(99) for client in range(CLIENTS)}
+    settings: Any = {"schedule": schedules.poisson(0.5), "rounds": 1}
+    ends = [case.deployed(tmp_path / each, Nodes(case, silent), **settings) for each in "ab"]
+    keys = [end.noise_key.tolist() for end in [*ends, case.start.server]]
+    assert len({*map(str, keys)}) == 3
+    networks = [case.network(end.wrapped) for end in [*ends, case.start.server]]
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert laws.largest_difference(networks[first], networks[second]) > 1e-3
+    longer = case.deployed(tmp_path / "a", Nodes(case, silent), **settings | {"rounds": 2})
+    assert longer.noise_key.tolist() == keys[0]
+    received: list[str] = []
+
+    class Heard(Nodes):
+        def event(self, message: Message, client: int) -> str:
+            received.extend(message.content.array_records.get("arrays", {}))
+            return super().event(message, client)
+
+    case.deployed(tmp_path / "c", Heard(case))
+    assert received
+    assert not any("noise" in name for name in received)
+    drawn = set()
+    for number in range(8):
+        heard = Attended(case)
+        case.deployed(tmp_path / f"{number}", heard, **settings | {"rounds": 2})
+        drawn.add(tuple(heard.attended))
+    assert len(drawn) > 1
+
+
+class Attended(Nodes):
+    """Nodes that write down who is asked in which round."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(case)
+        self.attended: list[tuple[int, int]] = []
+
+    def event(self, message: Message, client: int) -> str:
+        if "train" in message.metadata.message_type:
+            self.attended.append((message.content["about"]["round"], client))
+        return super().event(message, client)
