@@ -57,7 +57,7 @@ ROBUST = {
     "rotated_digits": RareDomain("90", (*_SMALL, *_ROTATED), "0.5"),
     "colored_digits": RareDomain("0.9", (*_SMALL, *_COLORED), "0.5"),
     "pacs": RareDomain(
-        "sketch", (*_PACS, "--standardise", "--learning_rate=0.001,0.003", "--rounds=30"), "0.5"
+        "sketch", (*_PACS, "--standardise", "--learning_rate=0.003,0.01", "--rounds=20"), "0.5"
     ),
 }
 PRIVATE = {
@@ -67,8 +67,7 @@ PRIVATE = {
             *_ROTATED,
             "--dataset=mnist",
             "--stride=2",
-            "--max_examples=20000",
-            "--data_seed=0",
+            "--max_examples=45000",
             "--model=linear",
             "--learning_rate=0.3,1",
         ),
