@@ -1,6 +1,6 @@
 """The cells of the map: a method under a kind of shift, compared with FedAvg."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from ..config import Config, Participation
 from ..folder import divergence, selection
 from ..folder.selection import Chosen
 from ..report import differences, tables
-from ..report.differences import Difference
+from ..report.differences import Difference, Scores
 from . import study
 from .map_columns import LISTED as SHIFTS
 from .map_methods import FEDAVG
@@ -25,6 +25,7 @@ class MapCell(NamedTuple):
     severity: float
     rule: str  # of selection
     seeds: int
+    picked: int  # of these seeds, for how many the rule picks an evaluation; else it is the last
     test: float  # the mean over seeds; NaN if nothing could be selected
     tests: tuple[float, ...]  # of each seed
     difference: float = np.nan  # this and the next three: the test accuracy less FedAvg's, by seed
@@ -62,6 +63,7 @@ def _cell(
         severity=float(severity),
         rule=rule,
         seeds=len(lines),
+        picked=one.rank[0] if one else 0,
         test=mean(lambda line: 100 * line.test_score),
         tests=tuple(study.percents(lines)),
         difference=100 * difference.mean,
@@ -114,7 +116,9 @@ def _steps(config: Config) -> float:
 
 
 def cells_of(results: Sequence[RowResult], rule: str = "") -> list[MapCell]:
-    """The cells of a map by a rule of selection, compared with FedAvg by the rule of --select.
+    """The cells of a map by a rule of selection, compared with FedAvg by the same rule.
+
+    Where the rule picks nothing for FedAvg, they are compared with FedAvg by the rule of --select.
 
     rule: "" for that of --select, with a last row for the answer that is always the same.
     """
@@ -124,18 +128,31 @@ def cells_of(results: Sequence[RowResult], rule: str = "") -> list[MapCell]:
         for at, result in zip(places, results, strict=True)
     }
     scores = {at: _scores(one.runs if one else []) for at, one in chosen.items()}
-    fedavg = {r.row.x: _scores(r.only.runs) for r in results if r.row.series == FEDAVG}
-    found = {
-        at: differences.paired(of, fedavg.get(at[1], {}) if rule or at[0] != FEDAVG else {})
-        for at, of in scores.items()
-    }
-    corrected = differences.holm([difference.p for difference in found.values()])
-    p_values = dict(zip(found, corrected, strict=True))
+    selected = {r.row.x: _scores(r.only.runs) for r in results if r.row.series == FEDAVG}
+    found, p_values = compared(scores, selected)
     cells = [
         _cell(result, chosen[at], rule or result.config.evaluation.select, found[at], p_values[at])
         for at, result in zip(places, results, strict=True)
     ]
     return cells if rule else [*cells, *_constants(results, cells)]
+
+
+def compared(
+    scores: Mapping[tuple[str, str], Scores], selected: Mapping[str, Scores]
+) -> tuple[dict[tuple[str, str], Difference], dict[tuple[str, str], float]]:
+    """The differences from FedAvg under the same shift, and their p-values, corrected for all.
+
+    scores: by method and shift, by one rule. selected: those of FedAvg by the rule of --select, for
+    shifts for which it has none.
+    """
+    found = {
+        (name, shift): differences.paired(
+            of, {} if name == FEDAVG else scores.get((FEDAVG, shift)) or selected.get(shift, {})
+        )
+        for (name, shift), of in scores.items()
+    }
+    corrected = differences.holm([difference.p for difference in found.values()])
+    return found, dict(zip(found, corrected, strict=True))
 
 
 def _scores(runs: Sequence[Any]) -> dict[int, float]:
@@ -150,7 +167,7 @@ def _constants(results: Sequence[RowResult], cells: Sequence[MapCell]) -> Iterat
             tests = tuple(100 * one for one, _ in result.only.constant.values())
             mean = float(np.mean(tests))
             at = tables.CONSTANT, cell.shift, cell.severity, cell.rule
-            yield MapCell(*at, len(tests), mean, tests, mean - cell.test)
+            yield MapCell(*at, len(tests), len(tests), mean, tests, mean - cell.test)
 
 
 def place_of(cell: MapCell) -> str:

@@ -93,12 +93,12 @@ def rules(path: Path, data: str, by_rule: Mapping[str, Sequence[MapCell]]) -> st
         axis.tick_params(length=0)
     axes[0].set_yticks(range(len(methods)), [*map(named, methods)], fontsize=9)
     bar = figure.colorbar(picture, ax=list(axes), fraction=0.03, pad=0.01, extend="both")
-    bar.set_label("points above or below FedAvg by validation", fontsize=9)
+    bar.set_label("points above or below FedAvg by the same rule", fontsize=9)
     every = [cell for of in by_rule.values() for cell in of]
     title = (
         f"{data}: test accuracy in percent, by the rule that selects setting and round\n"
         "none: the rule picks nothing, as the training domains never agreed after a difference\n"
-        f"{_caption(every, ' by validation')}"
+        f"{_caption(every, ' by the same rule, or by validation where it has none')}"
     )
     return drawings.saved(figure, path, title, dpi=150)
 

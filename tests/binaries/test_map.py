@@ -221,7 +221,7 @@ def test_the_best_methods_of_a_finished_map(tmp_path: Path) -> None:
 def cell(method: str, shift: str, severity: float, tests: tuple[float, ...], word: str) -> MapCell:
     test = float(np.mean(tests)) if tests else NAN
     difference = NAN if method == "fedavg" else test - 50
-    return MapCell(method, shift, severity, "", 2, test, tests, difference, word=word)
+    return MapCell(method, shift, severity, "", 2, 2, test, tests, difference, word=word)
 
 
 def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,6 +261,21 @@ def test_figures_say_what_the_cells_say(monkeypatch: pytest.MonkeyPatch, tmp_pat
     first, second = panels[0].lines
     np.testing.assert_allclose(first.get_ydata(), [50, 48])
     np.testing.assert_allclose(second.get_ydata(), [60, 58])
+
+
+def test_a_method_is_compared_with_fedavg_by_the_same_rule() -> None:
+    by_select = {"labels": {0: 0.1, 1: 0.2}, "noise": {0: 0.3, 1: 0.4}}
+    by_oracle = {
+        ("fedavg", "labels"): {0: 0.5, 1: 0.7},
+        ("fedprox", "labels"): {0: 0.6, 1: 0.7},
+        ("fedavg", "noise"): {},
+        ("fedprox", "noise"): {0: 0.6, 1: 0.7},
+    }
+    found, p_values = map_cells.compared(by_oracle, by_select)
+    assert found["fedprox", "labels"].mean == pytest.approx(0.05)
+    assert found["fedprox", "noise"].mean == pytest.approx(0.3)  # FedAvg has none by the rule
+    assert np.isnan(found["fedavg", "labels"].mean)
+    assert p_values["fedprox", "labels"] >= found["fedprox", "labels"].p
 
 
 def test_rules_stand_side_by_side(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
