@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from fedjax_inv.algorithms.exit_strategy import Outcome
 from fedjax_inv_experiments import command_line
+from fedjax_inv_experiments.assembly import method
 from fedjax_inv_experiments.folder.records import (
     CellRecord,
     Domain,
@@ -26,6 +27,13 @@ from runs import line, options, states
 
 RUN = RunResult(0, {}, False, {}, line(1))
 RESULT = Result(CellRecord("fedavg", {}, "test", [RunRecord(0, {})]), [RUN])
+OF_EXIT = CellRecord("exit_strategy", {"displaced": False}, "test", [RunRecord(0, {})])
+EXIT = row_runs.CellResult("test", [RUN], [], Result(OF_EXIT, [RUN]))
+# The lines of each figure.
+AVERAGES = [
+    f"{name}{rule}" for name in exit_strategy._AVERAGED for rule in ("", ", exit by Eq. 13")
+]
+NAMES = {"slow": AVERAGES, "lossy": AVERAGES, "rotated": ["all", "all, exit by Eq. 13"]}
 SMALL = (
     *("--rounds=4", "--eval_every=2", "--checkpoint_every=4", "--seeds=0,1", "--widths=8"),
     *("--watch_examples=200", "--chunk=1,1", "--clients=8"),
@@ -41,33 +49,38 @@ def test_one_client_is_aberrant_in_every_row(data: str) -> None:
         if row.label.startswith("without"):
             assert chosen.participation.lossy == ("0:0",)
             assert not chosen.participation.first_all  # or it would come once
-            assert len(angles) == (row.label == "without-rotated")
+            assert len(angles) == (row.label == "without rotated")
             continue
-        kind = row.series.partition(": ")[0]
+        kind = row.label.split(" ")[0]
         assert chosen.participation.slow == ((f"0:{row.x}",) if kind == "slow" else ())
         assert chosen.participation.lossy == ((f"0:{row.x}",) if kind == "lossy" else ())
         assert angles == ((float(row.x),) if kind == "rotated" else ())
-        assert chosen.participation.first_all == (kind != "rotated")
-        if row.label.endswith("exit"):
-            # What the rule takes for the step is what the clients do.
-            step = chosen.training.learning_rate[0] * chosen.training.local_steps
-            assert f"step_size={step:g}" in chosen.method.set
+        assert chosen.participation.first_all == (kind in ("slow", "lossy"))
+        is_averaged = row.label.endswith("by parameters")
+        assert chosen.participation.missing == ("parameters" if is_averaged else "skip")
+        # What the rule takes for the step is what the clients do.
+        step = chosen.training.learning_rate[0] * chosen.training.local_steps
+        assert f"step_size={step:g}" in chosen.method.set
+        # A client that is late by the slowest delay is measured after it.
+        if kind == "slow":
+            settings = method.settings(chosen.method)["exit_strategy"]
+            assert settings["pretraining_rounds"][0] > int(row.x)
 
 
 def test_a_row_of_other_data_has_the_low_loss_of_its_study() -> None:
-    (row,) = row_runs.with_labels(exit_strategy.leaving("mnist"), ["slow-2-FedAvg"])
+    (row,) = row_runs.with_labels(exit_strategy.leaving("mnist"), ["without"])
     chosen = command_line.of_arguments([*row.flags, "--dataset=mine.npz"])
     domains = {"all": Domain(0.5, 0.9, 9, "validation")}
     last = line(20, domains=domains, train_by_round=[0.5])
     cell = row_runs.CellResult("test", [RUN], [[last]], RESULT)
     cells = exit_strategy.exit_columns(RowResult(row, chosen, [cell]))
     assert cells["rounds to loss 1.0"] == "20.0"
-    assert cells["all clients, %"] == "50.0"
+    assert cells["accuracy, %"] == "50.0"
 
 
 @pytest.mark.slow
 def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
-    rows = "without-rotated,rotated-150-FedAvg-exit"
+    rows = "without rotated,rotated 135,slow 2 by parameters"
     words = (*SMALL, "--study=exit", "--data=digits", f"--rows={rows}", f"--run_dir={tmp_path}")
     text = study.run_all(fedipg.PAPER, options(fedipg.PAPER, *words))
     folder = tmp_path / "digits"
@@ -75,33 +88,36 @@ def test_a_small_study_from_its_flags_to_its_files(tmp_path: Path) -> None:
     assert "\n".join(lines) in text
     heads, _, *found = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     by_label = {row[0]: dict(zip(heads, row, strict=True)) for row in found}
-    for label, odd in zip(rows.split(","), ("180", "150"), strict=True):
-        (path,) = (folder / label).glob("*/result.json")
+    without, rotated = by_label["without rotated"], by_label["rotated 135"]
+    for row, angle in ((without, "180"), (rotated, "135")):
+        name = "without-rotated" if row is without else "rotated-135"
+        (path,) = (folder / name).glob("fedavg*/result.json")
         regular, own = [], []
         for run in json.loads(path.read_text())["runs"]:
             domains = run["last"]["domains"].items()
             valid = {name: of["score"] for name, of in domains if of["split"] == "validation"}
-            own.append(100 * valid.pop(odd))
+            own.append(100 * valid.pop(angle))
             assert set(valid) == {"0", "15", "30", "45", "60", "75"}
             regular.append(100 * np.mean(list(valid.values())))
         spread = "{:.1f} ± {:.1f}"
         shown = spread.format(np.mean(regular), np.std(regular, ddof=1))
-        assert by_label[label]["regular clients, %"] == shown
+        assert row["accuracy, %"] == shown
         shown = spread.format(np.mean(own), np.std(own, ddof=1))
-        assert by_label[label]["client 0's angle, %"] == shown
-    assert by_label["without-rotated"]["client 0 left"] == ""
-    assert by_label["rotated-150-FedAvg-exit"]["others that left"].endswith("of 7")
-    for ending in ("_rotated", "_contributions"):
+        assert row["client 0's angle, %"] == shown
+    assert without["Eq. 13: client 0 leaves"] == ""
+    assert rotated["Eq. 13: others that leave"].endswith("of 7")
+    assert rotated["displaced: client 0 leaves"] == ""
+    assert by_label["slow 2 by parameters"]["displaced: client 0 leaves"].endswith("of 2 seeds")
+    for ending in ("_slow", "_rotated", "_contributions"):
         assert (folder / f"exit_some{ending}.png").read_bytes().startswith(b"\x89PNG")
 
     # Contributions are those of the checkpoint.
-    (row,) = row_runs.with_labels(exit_strategy.leaving("digits"), ["rotated-150-FedAvg-exit"])
+    (path,) = (folder / "rotated-135").glob("exit_strategy*/result.json")
+    (row,) = row_runs.with_labels(exit_strategy.leaving("digits"), ["rotated 135"])
     place = path.parent
     cell = row_runs.CellResult("test", [RUN], [], RESULT, place)
-    phase = exit_strategy.phase(
-        RowResult(row, command_line.of_arguments([*row.flags, *SMALL]), [cell])
-    )
-    assert phase is not None
+    chosen = command_line.of_arguments([*row.flags, *SMALL])
+    phase = exit_strategy.phase(RowResult(row, chosen, [cell]), cell)
     told = states(place, 4)["state"]["server"]["assessment"]
     linear, quadratic, measured = (told[name] for name in ("linear", "quadratic", "measured"))
     table = np.where(measured, linear - told["smoothness"][:, None, None] * quadratic, np.nan)
@@ -116,8 +132,8 @@ def test_a_client_that_leaves_is_marked(monkeypatch: pytest.MonkeyPatch, tmp_pat
     phase = Outcome(values, mean, stays, ~stays, np.ones(2))
     seen: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, *_: seen.append(figure))
-    monkeypatch.setattr(exit_strategy, "phase", lambda result: phase)
-    row = RowResult(Row("a row", ()), command_line.of_arguments([]), [])
+    monkeypatch.setattr(exit_strategy, "phase", lambda result, cell: phase)
+    row = RowResult(Row("a row", ()), command_line.of_arguments([]), [EXIT])
     exit_strategy.draw_contributions(tmp_path / "x.png", "digits", [row])
     (axis,) = seen[0].axes
     points = {
@@ -158,12 +174,16 @@ def test_the_figures_go_through_all_degrees(
     # The loss is low from its first evaluation below the bound on.
     log = [evaluation(4, 3.0), evaluation(5, 0.3), evaluation(6, 3.0)]
     cells = [row_runs.CellResult("test", [RUN], [log], RESULT)]
-    done = [RowResult(row, chosen, cells) for row in exit_strategy.leaving("digits")]
+    cells.append(EXIT._replace(logs=[log]))
+    done = [
+        RowResult(row, chosen, cells[:1] if "without" in row.label else cells)
+        for row in exit_strategy.leaving("digits")
+    ]
     exit_strategy.draw_exit(tmp_path / "exit.png", "digits", done)
     assert set(drawn) == {"exit_slow", "exit_lossy", "exit_rotated"}
     for kind, (degrees, _) in exit_strategy._ABERRANT.items():
         accuracy, rounds = drawn[f"exit_{kind}"].values()
-        assert set(accuracy) == {"without it", "FedAvg", "FedAvg-exit", "FedIPG-exit"}
+        assert set(accuracy) == {"without it", *NAMES[kind]}
         for quantity, expected in ((accuracy, 60), (rounds, 5)):
             for curve in quantity.values():
                 assert [x for x, _ in curve] == list(degrees)
