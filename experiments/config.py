@@ -59,7 +59,7 @@ ENVIRONMENTS = {
     "stained": "colours that follow the label by another rule in the test: --stain, "
     "--training_domains, --domain_size",
     "simpson": "a colour that tells the digit in each client, but hardly over all clients: "
-    "--shading, --paradox",
+    "--shading, --hues, --paradox",
     "none": "the data's own domains",
 }
 AGGREGATES = {
@@ -258,6 +258,7 @@ class Environment:
     shading: Literal["paradox", "random"] = flag(
         "paradox", "Colours of simpson: by client, or as in the test."
     )
+    hues: bool = flag(False, "Whether they change from white by red to navy, not within a hue.")
     paradox: float = flag(1.0, "The share of images with the client's colour.", least=0.0, most=1.0)
 
 

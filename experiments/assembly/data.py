@@ -240,7 +240,7 @@ def _simpson(loaded: Dataset, seed: int, config: Config) -> Dataset:
     checks.integer("clients", count, 0, most, ", the number of examples but one")
     return simpson.simpson(
         loaded,
-        colors=simpson.ramp((count or 5) + 1),
+        colors=simpson.ramp((count or 5) + 1, simpson.HUES if environment.hues else simpson.ENDS),
         shading=environment.shading,
         share=environment.paradox,
         test_fraction=config.data.test_fraction,

@@ -160,11 +160,20 @@ def _without_and_with_fdc(data: str, study: str, *settings: str, flag: str) -> l
 def ablation(data: str) -> list[Row]:
     """Table 4: each of the counterfactual losses on and off, with and without decorrelation.
 
+    Factors are ranked by the signed gradient, as in the release, or by its magnitude.
+
     Each combination chooses its learning rate, since a loss with a weight of 5 enlarges the steps.
     """
     weights = ("positive_weight=0.0,5.0", "negative_weight=0.0,5.0")
     rates = f"--learning_rate={study.listed(SETTINGS[data].rates)}"
-    return _without_and_with_fdc(data, "ablation", *weights, flag=rates)
+    signed = _without_and_with_fdc(data, "ablation", *weights, flag=rates)
+    return [*signed, *(_at_scores(row, "magnitude") for row in signed)]
+
+
+def _at_scores(row: Row, scores: str) -> Row:
+    """A row of FedCFA whose factors are ranked by other scores than the release's."""
+    flags = (*row.flags, f"--set=scores={scores}")
+    return row._replace(label=f"{row.label}-{scores}", flags=flags)
 
 
 def loss_grid(data: str) -> list[Row]:
@@ -210,7 +219,8 @@ def clients_factors(data: str) -> list[Row]:
 def simpson(data: str) -> list[Row]:
     """Fig. 4: clients with misleading colours, from one network trained on random colours.
 
-    The preset selects the last round, because the colours mislead validation, too.
+    The preset selects the last round, because the colours mislead validation, too. The paper's
+    colours are those of --hues.
     """
     flags = (f"{_preset(data)},simpson_five", f"--cut={SETTINGS[data].hook}")
     pretraining = (
@@ -234,6 +244,10 @@ def simpson(data: str) -> list[Row]:
     without = (*_fedcfa(data, *positives, "decorrelation_weight=0.0"), *flags)
     compared["FedCFA-positives-0.5-without-FDC"] = without
     start = f"{first.folder}/erm-test"
+    by_magnitude = ("FedCFA", "FedCFA-positives-0.5")
+    compared |= {
+        f"{name}-magnitude": (*compared[name], "--set=scores=magnitude") for name in by_magnitude
+    }
     rows = [
         Row(f"simpson-{name}", own, name, "Simpson's paradox", start)
         for name, own in compared.items()

@@ -3,6 +3,7 @@
 `simpson` turns a `Dataset` of grey images into one with other domains, which `shade` renders.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from fedjax_inv.types import Array
 SHADINGS = ("paradox", "random")
 # Red, green and blue at the ends of a ramp of one hue. The darkest stroke is visible on black.
 ENDS = ((255, 240, 200), (102, 72, 0))
+# White, yellow, orange, red, purple and navy, each darker than the one before.
+HUES = ((255, 255, 255), (255, 255, 0), (255, 165, 0), (255, 0, 0), (128, 0, 128), (0, 0, 128))
 
 _WHITE = 255  # the brightest of 8 bits
 
@@ -29,10 +32,12 @@ class Shaded(NamedTuple):
     step: np.ndarray | Array  # [M] int32
 
 
-def ramp(steps: int) -> np.ndarray:
-    """Return colours from light to dark, evenly spaced between ENDS: [steps, 3] uint8."""
-    first, last = np.asarray(ENDS, float)
-    return np.rint(np.linspace(first, last, steps)).astype(np.uint8)
+def ramp(steps: int, through: Sequence[tuple[int, int, int]] = ENDS) -> np.ndarray:
+    """Return colours from light to dark, evenly spaced `through` these: [steps, 3] uint8."""
+    at = np.linspace(0, len(through) - 1, steps)
+    places = np.arange(len(through))
+    channels = [np.interp(at, places, channel) for channel in np.transpose(through)]
+    return np.rint(np.stack(channels, axis=1)).astype(np.uint8)
 
 
 def simpson(
@@ -62,6 +67,7 @@ def simpson(
       darker: the name of the class that becomes label 0.
       lighter: the name of the class that becomes label 1; all other classes are dropped.
       colors: [S, 3] uint8, each darker than the one before; by default `ramp(6)`, for five clients.
+        `ramp(6, HUES)` begins as the paper does, whose client 1 has white and yellow.
       shading: "paradox"; or "random": a random step everywhere, so that no colour misleads.
       share: the probability that a client's image has the colour of the paradox, not a random one.
       test_fraction: the part of the examples that is the test, if the data set has no test split.

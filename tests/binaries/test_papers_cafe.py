@@ -44,12 +44,16 @@ def test_a_label_is_one_run_in_all_studies() -> None:
 def test_parts_of_cafe_are_switched_off() -> None:
     off = {}
     for row in cafe.ablation("digits"):
-        (cell,) = grid.cells(command_line.of_arguments(row.flags), [None])
+        chosen = command_line.of_arguments(row.flags)
+        (cell,) = grid.cells(chosen, [None])
         off[row.label.removeprefix("CAFE-without-")] = cell.settings
+        is_off = row.label.endswith("without-SM")
+        assert chosen.training.server_momentum == (0 if is_off else 0.9)
     fc, pc, ha = "feature_calibration", "parameter_calibration", "history_average"
     assert off == {
         **{"FedAvg": {}, "CAFE": {}, "FC": {fc: False}, "PC": {pc: False}, "HA": {ha: False}},
         "FC+HA": {fc: False, ha: False},
+        **{"SM": {}, "FedAvg-without-SM": {}},
     }
 
 

@@ -153,7 +153,7 @@ def test_numbers_of_the_paper_stand_beside_its_setting_alone() -> None:
 
 
 def test_columns_choose_their_learning_rate_by_validation() -> None:
-    without, with_it = fedcfa.ablation("cifar10_resnet")
+    without, with_it, *_ = fedcfa.ablation("cifar10_resnet")
     tests = dict(zip(fedcfa._COLUMNS["ablation"], (0.7, 0.6, np.nan, 0.8), strict=True))
     cells = line_of(columns(without, tests))
     assert [cells[f"{name}, %"] for name in tests] == ["70.0", "60.0", "diverged", "80.0"]

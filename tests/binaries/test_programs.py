@@ -38,6 +38,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "training_domains": (4, STAINED),
     "domain_size": (100, STAINED),
     "shading": ("random", SIMPSON),
+    "hues": (True, SIMPSON),
     "paradox": (0.5, SIMPSON),
     "partition": ("iid", {"clients": 6}),
     "alpha": (2.0, DIRICHLET),

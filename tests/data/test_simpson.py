@@ -127,6 +127,14 @@ def test_a_ramp_goes_evenly_from_one_end_to_the_other() -> None:
     assert (np.diff(colors.astype(int), axis=0) < 0).all()
 
 
+def test_a_ramp_goes_through_all_hues_and_darkens() -> None:
+    np.testing.assert_array_equal(simpson.ramp(6, simpson.HUES), simpson.HUES)
+    colors = simpson.ramp(11, simpson.HUES)
+    np.testing.assert_array_equal(colors[::2], simpson.HUES)
+    np.testing.assert_allclose(colors[1], np.mean(simpson.HUES[:2], axis=0), atol=0.5)
+    assert (np.diff(colors @ [0.299, 0.587, 0.114]) < 0).all()
+
+
 # the flags
 
 
@@ -140,6 +148,10 @@ def test_the_flags_reach_the_data() -> None:
     assert plain.domains == ("0", "1", "2", "3", "4", "test")
     assert plain.classes == ("1", "7")
     np.testing.assert_allclose(np.unique(brightness(plain)).size, 6)
+    white = Shaded(np.full((6, 1, 1, 1), 255, np.uint8), np.arange(6, dtype=np.int32))
+    render = drawn(hues=True).render
+    assert render is not None
+    np.testing.assert_allclose(255 * render(white)[:, 0, 0], simpson.HUES, atol=1e-4)
     seeds = experiment.make(config.of(environment="simpson", seeds=(0, 1)))
     assert len(seeds.splits["test"][0].domain) == 5
     assert len(seeds.source) == 2 * len(plain.y)  # each seed draws its own
