@@ -71,6 +71,9 @@ LISTED: dict[str, MapMethod] = {
     "moon": MapMethod("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
     "fedproto": MapMethod("fedproto", "penalty", (0.1, 1.0, 10.0)),
     "fedcfa": MapMethod("fedcfa", "positive_weight", (0.5, 1.0, 5.0)),
+    "fedcfa-magnitude": MapMethod(
+        "fedcfa", "positive_weight", (0.5, 1.0, 5.0), ("--set=scores=magnitude",)
+    ),
     "cafe": MapMethod("cafe", "alpha", (0.0, 0.2, 0.5), momentum=0.9),  # it needs momentum
     "fediir": MapMethod("fediir", "penalty", (0.001, 0.01, 0.1)),
     "fedipg": MapMethod("fedipg", "penalty", (0.001, 0.01, 0.1)),
