@@ -43,12 +43,12 @@ SETTINGS = {
     "cifar10": CafeSetting("cifar10_cafe", "0.1"),
     "cifar10_lenet": CafeSetting("cifar10_cafe_lenet", "0.1"),
     "cifar100": CafeSetting("cifar100_cafe"),
-    "digits": CafeSetting("digits_cafe", rates=(0.001, 0.003, 0.01, 0.03)),
+    "digits": CafeSetting("digits_cafe", rates=(0.0003, 0.001, 0.003, 0.01, 0.03)),
 }
 
 
 def methods(data: str) -> list[Row]:
-    """Five methods, which choose among the same four learning rates.
+    """Five methods, which choose among the same learning rates.
 
     A method's other hyperparameters are those of its paper, or the library's defaults if CAFE's
     paper does not state them. MOON's penalty is 1 for all data; its paper has 5 for CIFAR-10.

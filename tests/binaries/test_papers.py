@@ -1,17 +1,22 @@
 """The file of every paper."""
 
+import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import slow
+from fedjax_inv_experiments import map as map_binary
 from fedjax_inv_experiments import studies
 from fedjax_inv_experiments.assembly import grid
 from fedjax_inv_experiments.paper import PAPERS
-from fedjax_inv_experiments.studies import row_runs, study
+from fedjax_inv_experiments.studies import map_table, row_runs, study
 from fedjax_inv_experiments.studies.rows import Row
-from runs import options, others
+from runs import options, others, parsed
+
+RECORDS = sorted((Path(__file__).parents[2] / "docs/results/tables").glob("*.json"))
 
 
 @pytest.mark.parametrize(
@@ -102,3 +107,17 @@ def test_rules_of_selection_are_compared_on_equal_terms() -> None:
         assert len(cell.runs) == 2 * len(one.training.seeds)
         # Two clients, or one with the examples of both.
         assert one.training.batch_size == (1000 if one.partition.pooled else 500)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_the_command_of_a_published_table_has_known_flags_and_rows(
+    path: Path, tmp_path: Path
+) -> None:
+    _, word, *words = shlex.split(json.loads(path.read_text())["command"])
+    chosen = map_table.MAP if word == "map" else study.paper(words.pop(0))
+    with parsed(*words):
+        own = map_binary.own() if word == "map" else None
+        given = study.options(chosen, own)
+    for data in given.data:
+        rows = study.rows_of(chosen, data, given)
+        assert row_runs.configs(rows, tmp_path, given.overrides)
