@@ -57,7 +57,7 @@ ENVIRONMENTS = {
     "patched": "a black corner that misleads in the test: the same flags but --binarise",
     "combinations": "a domain for each fixed rule from digit to colour: --stain",
     "stained": "colours that follow the label by another rule in the test: --stain, "
-    "--training_domains, --domain_size",
+    "--training_domains, --domain_size, --agreements, --joint_colors",
     "simpson": "a colour that tells the digit in each client, but hardly over all clients: "
     "--shading, --hues, --paradox",
     "none": "the data's own domains",
@@ -255,6 +255,14 @@ class Environment:
     domain_size: int = flag(
         0, "Originals of each; 0: an equal share of all outside the test.", least=0
     )
+    agreements: tuple[float, ...] = flag(
+        (0.9, 0.98),
+        "How often the colour of a stain fits the label, in the first and last training domain.",
+        least=0.0,
+        most=1.0,
+        must=("two numbers", lambda agreements: len(agreements) == 2),
+    )
+    joint_colors: bool = flag(False, "Whether stained strokes and grounds fit it together.")
     shading: Literal["paradox", "random"] = flag(
         "paradox", "Colours of simpson: by client, or as in the test."
     )

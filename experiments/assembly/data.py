@@ -43,7 +43,6 @@ _ROLES = {
 _TEST_FLIP = 0.9  # how often a cue disagrees with the label in the test, as in IRM's Colored MNIST
 _PATCH = 5  # the side of a patch in pixels, as in FL Games; those of the two corners do not overlap
 _ODD_SHARE = 0.05  # of the images, in each of --odd_angles
-_AGREEMENTS = (0.9, 0.98)  # of label and colour, in the first and last domain of stained images
 
 
 def like(before: Data, dataset: str) -> Data:
@@ -220,12 +219,14 @@ def _combinations(loaded: Dataset, seed: int, config: Config) -> Dataset:
 def _stained(loaded: Dataset, seed: int, config: Config) -> Dataset:
     environment = config.environment
     most = len(loaded.y) - 1
+    first, last = environment.agreements
     count = environment.training_domains
     checks.integer("training_domains", count, 1, most, ", the number of examples but one")
     return stains.stained(
         loaded,
         stain=environment.stain,
-        agreements=np.linspace(*_AGREEMENTS, count).tolist(),
+        agreements=np.linspace(first, last, count).tolist(),
+        joint=environment.joint_colors,
         domain_size=environment.domain_size or None,
         test_fraction=config.data.test_fraction,
         seed=seed,

@@ -32,6 +32,7 @@ DATA = (
     "rotated_digits",
     "rotated_mnist",
     "pacs",
+    "vlcs",
     "mnist",
     "digits",
     "cifar10",

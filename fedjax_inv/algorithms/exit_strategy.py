@@ -22,7 +22,8 @@ with w_i one step of length step_size from the network that the client received,
 delay both are equal.
 
 Eq. 13 is printed with a plus, without the second step size and without 1 / n: the descent lemma
-gives the formula above. The paper leaves open, and we chose: the phase consists of rounds of the
+gives the formula above. Eq. 15 to 17, also without the second step size, have C_i with a smoothness
+of L / step_size. The paper leaves open, and we chose: the phase consists of rounds of the
 algorithm itself, each measured at its end, so that the exchanges keep their random numbers; n
 counts the clients that attend; R is evaluated as clients are served (no dropout, normalisation by
 stored statistics); a client that was never measured stays; if no L is given, each round of the

@@ -95,6 +95,7 @@ def stained(
     colors: int = 10,
     agreements: Sequence[float] = (0.9, 0.98),
     test_agreement: float = 0.9,
+    joint: bool = False,
     test_rule: str = "reversed",
     label_noise: float = 0.0,
     domain_size: int | None = None,
@@ -104,7 +105,7 @@ def stained(
     """Give images colours that agree with the label in training, and not in the test.
 
     FedIPG, Table III. With probability label_noise the label is not the class of the image but one
-    of the others. In a domain of agreement a, for strokes and grounds independently,
+    of the others. In a domain of agreement a, for strokes and grounds independently or `joint`ly,
 
         colour = rule(label) with probability a, else one of the others, all equally likely.
 
@@ -119,6 +120,8 @@ def stained(
       colors: the number of colours, at most K; it must be even for the rule "reversed".
       agreements: a of each training domain; they may be equal.
       test_agreement: a of the test domain, which holds the test split.
+      joint: whether a ground has the colour that the rule pairs with its stroke's, so that both are
+        right or wrong.
       test_rule: one of TEST_RULES.
       label_noise: the probability that the label is not the class of the image, for each example.
       domain_size: originals of each training domain, which are examples unless some are copies; the
@@ -148,6 +151,8 @@ def stained(
         return _mostly(np.where(is_test, wrong, right), agreement, colors, rng)
 
     stroke, ground = map(drawn, rule(y, colors))
+    if joint:
+        stroke, ground = rule(stroke, colors)
     return held._replace(
         x=_stained(held.x, stain, stroke, ground),
         y=y,

@@ -48,6 +48,19 @@ def test_without_a_global_gradient_nobody_contributes() -> None:
     assert_equal(contribution(np.zeros(3), np.ones((2, 3)), [0.5, 0.5]), np.zeros(2, np.float32))
 
 
+def test_without_the_second_step_size_the_smoothness_is_divided_by_it() -> None:
+    """Eq. 15 to 17: step_size a_i (<g, g_i> - (L / 2) ||g_i||^2) / ||g||^2."""
+    rng = np.random.default_rng(0)
+    gradient, grads = rng.normal(size=5), rng.normal(size=(3, 5))
+    weights, step_size, smoothness = np.array([0.2, 0.5, 0.3]), 0.05, 1.7
+    expected = [
+        step_size * a * (gradient @ own - smoothness / 2 * own @ own) / (gradient @ gradient)
+        for a, own in zip(weights, grads, strict=True)
+    ]
+    found = contribution(gradient, grads, weights, step_size, smoothness / step_size)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(seed=st.integers(0, 2**16), num_clients=st.sampled_from([1, 3]))
 def test_a_round_decreases_the_risk_by_the_contributions_at_least(

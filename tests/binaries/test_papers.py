@@ -79,9 +79,11 @@ def test_methods_have_as_many_settings_in_the_same_federation(
     for data in each.data or chosen.data:
         configs = row_runs.configs(each.rows(data), tmp_path)
         assert len({str(others(one, OWN)) for one in configs}) == 1
+        counts = set()
         for one in configs:
             (cell,) = grid.cells(one, [None])
-            assert len(cell.runs) == 4 * len(one.training.seeds)
+            counts.add(len(cell.runs) / len(one.training.seeds))
+        assert len(counts) == 1 and counts.pop() >= 4
 
 
 def test_a_study_takes_the_first_of_its_data_by_default() -> None:

@@ -38,6 +38,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "training_domains": (4, STAINED),
     "domain_size": (100, STAINED),
     "shading": ("random", SIMPSON),
+    "agreements": ((0.5, 0.6), STAINED),
+    "joint_colors": (True, STAINED | {"stain": "both"}),
     "hues": (True, SIMPSON),
     "paradox": (0.5, SIMPSON),
     "partition": ("iid", {"clients": 6}),

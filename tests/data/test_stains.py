@@ -65,10 +65,11 @@ def test_every_combination_holds_every_class_and_the_held_out_one_only_new_pairs
         assert len(held | others) == 100
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("test_rule", stains.TEST_RULES)
 @pytest.mark.parametrize(("num_classes", "colors"), [(10, 10), (10, 4), (2, 2)])
 def test_colours_agree_as_often_as_they_should(
-    test_rule: str, num_classes: int, colors: int
+    test_rule: str, num_classes: int, colors: int, joint: bool
 ) -> None:
     before = grey(30_000, num_classes, num_test=8_000)
     agreements, test_agreement = (0.8, 0.4, 1.0), 0.9
@@ -78,6 +79,7 @@ def test_colours_agree_as_often_as_they_should(
         colors=colors,
         agreements=agreements,
         test_agreement=test_agreement,
+        joint=joint,
         test_rule=test_rule,
         label_noise=0.25,
         seed=0,
@@ -101,7 +103,9 @@ def test_colours_agree_as_often_as_they_should(
             for label in range(num_classes):
                 assert rate_is(right[-1][here & (after.y == label)], agreement)
             assert rate_is(right[-1][here & (wrong_label > 0)], agreement)
-        assert rate_is((right[0] & right[1])[here], agreement**2)  # apart
+        # Apart or together.
+        assert rate_is((right[0] & right[1])[here], agreement ** (1 if joint else 2))
+        assert (right[0] == right[1])[here].all() == (joint or agreement == 1)
         for other in range(1, num_classes):
             assert rate_is(wrong_label[here] == other, 0.25 / (num_classes - 1))
 
@@ -228,6 +232,15 @@ def test_the_flags_reach_the_data() -> None:
         domain_size=100,
         test_fraction=0.1,
     )
+    other = drawn(
+        environment="stained",
+        stain="both",
+        training_domains=3,
+        agreements=(0.5, 0.7),
+        joint_colors=True,
+    )
+    assert other.domains == ("0 (0.5)", "1 (0.6)", "2 (0.7)", "test")
+    np.testing.assert_array_equal(other.x.ground, (other.x.stroke + 5) % 10)
     np.testing.assert_array_equal(np.bincount(made.domain), [100, 100, 100, 100, 180])
     assert (made.x.stroke == UNSTAINED).all()
     fixed = drawn(environment="combinations", stain="both")
