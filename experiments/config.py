@@ -154,8 +154,9 @@ class Data:
     )
     split_column: str = flag(
         "",
-        "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column. "
-        "Default: a column called split, if there is one.",
+        "That of splits of your own: train, val, test or 0, 1, 2; in place of --test_column. With "
+        "id_val or id_test, which are of domains that train, val and test are of unseen domains, "
+        "as in WILDS. Default: a column called split, if there is one.",
     )
     image_column: str = flag(
         "img_filename",
@@ -177,7 +178,8 @@ class Data:
     held_out: str = flag(
         "",
         "The domain that only the test sees; for a grid several with commas, or all, each in "
-        "turn; none: the official test split, or a random part. Default: the last of several.",
+        "turn; none: the official test split, or a random part. Default: the last of several, or "
+        "none for a test split of unseen domains.",
         must=(
             "different names",
             lambda text: len({*text.split(",")}) == text.count(",") + 1,
@@ -294,7 +296,7 @@ class Partition:
     validation: float = flag(
         0.1,
         "The part of each client's examples that does not train but selects, at least one example; "
-        "refused for data with validation examples of their own. 0: none, as of clients with one "
+        "refused for data with validation examples of the clients. 0: none, as of clients with one "
         "example.",
         least=0.0,
         below=1.0,

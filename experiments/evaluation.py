@@ -239,7 +239,11 @@ class CellEvaluation(NamedTuple):
         return rows
 
 
-_SPLITS = {"unseen_domain": "unseen domain", "unseen_clients": "clients never seen"}
+_SPLITS = {
+    "unseen_domain": "unseen domain",
+    "unseen_clients": "clients never seen",
+    "known_domains": "known domains",
+}
 
 
 def summary(evaluations: Sequence[CellEvaluation], options: EvaluationOptions) -> pd.DataFrame:

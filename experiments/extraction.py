@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fedjax_inv import models, types
 from fedjax_inv.checks import UsageError
-from fedjax_inv.data import images
+from fedjax_inv.data import images, tables
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.models import weights
 
@@ -228,9 +228,12 @@ def _others(dataset: Dataset) -> dict[str, Any]:
     arrays: dict[str, Any] = {"y": np.array(dataset.classes)[y] if dataset.task == "classes" else y}
     if len(dataset.domains) > 1:
         arrays["domain"] = np.array(dataset.domains)[dataset.domain]
-    if dataset.test.any():
-        arrays["test"] = dataset.test
-    more = {"valid": dataset.valid, "client": dataset.user, "group": dataset.original}
+    more = {"client": dataset.user, "group": dataset.original}
+    if dataset.known is not None:
+        more["split"] = tables.split_names(dataset)
+    else:
+        more["test"] = dataset.test if dataset.test.any() else None
+        more["valid"] = dataset.valid
     arrays |= {name: array for name, array in more.items() if array is not None}
     if isinstance(dataset.x, images.Files):
         arrays["path"] = np.array([str(path) for path in dataset.x.paths])

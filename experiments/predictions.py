@@ -24,6 +24,7 @@ from .finished import Runs
 from .folder import summary
 
 _BATCH = 256
+_TESTS = ("test", "known_domains")  # whose domains have a part each
 
 # What a column of the targets is called, and the score of one, by the kind of targets.
 COLUMNS = {
@@ -73,7 +74,7 @@ class RunPredictions(NamedTuple):
 def own_parts(runs: Runs, seed: int) -> list[Slice]:
     """The validation examples of each client, and those that no client has, as in training.
 
-    A test split of several domains has a part for each.
+    A test of several domains has a part for each.
     """
     assembled = runs.data
     splits = assembled.splits[runs.cell.held_out]
@@ -91,18 +92,19 @@ def own_parts(runs: Runs, seed: int) -> list[Slice]:
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
     others = [(summary.unseen_name(runs.cell, kind), kind, of) for kind, of in split.unseen.items()]
-    parts += [part(name, kind, -1, *parts_of(of)) for name, kind, of in others]
-    (tested,), test = parts_of(split.test), summary.test_name(runs.cell, names)
-    owner = np.full(len(tested), -1)
-    if split.owner is not None and assembled.is_personal:
-        owner = split.owner
-    domain = assembled.domain[tested]
-    numbers = np.unique(domain)
-    for number in numbers:
-        name = test if len(numbers) == 1 else f"{test}, {split.domains[number]}"
-        for who in np.unique(owner[domain == number]):
-            its_own = (domain == number) & (owner == who)
-            parts.append(part(name, "test", int(who), tested[its_own]))
+    others.append((summary.test_name(runs.cell, names), "test", split.test))
+    for name, kind, federation in others:
+        (rows,) = parts_of(federation)
+        owner = np.full(len(rows), -1)
+        if assembled.is_personal and kind in split.owners:
+            owner = split.owners[kind]
+        domain = assembled.domain[rows] if kind in _TESTS else np.zeros(len(rows), int)
+        numbers = np.unique(domain)
+        for number in numbers:
+            of_domain = name if len(numbers) == 1 else f"{name}, {split.domains[number]}"
+            for who in np.unique(owner[domain == number]):
+                its_own = (domain == number) & (owner == who)
+                parts.append(part(of_domain, kind, int(who), rows[its_own]))
     return parts
 
 

@@ -141,8 +141,8 @@ def plan(
         by_client = build(runs[0].hyper).personal
     if by_client and not facts.pooled:
         number = splits.num_classes or num_classes
-        own_test, rule = own_tests(runs, splits.of_seed, num_classes=number, source=splits.source)
-        inputs = inputs._replace(own_test=own_test)
+        own, rule = own_tests(runs, splits.of_seed, num_classes=number, source=splits.source)
+        inputs = inputs._replace(own_tests=own)
     if evaluations.unseen_norms != "mean":
         first = jax.eval_shape(model.init, jax.random.key(0), shapes_of_one(splits.data.x))
         unseen_norms.running(first.stats)

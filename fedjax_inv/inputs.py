@@ -45,7 +45,7 @@ class Detailed(NamedTuple):
 
 
 class OwnTest(NamedTuple):
-    """Test examples for the own networks of clients, and those for the network of a new client."""
+    """Examples for the own networks of clients, and those for the network of a new client."""
 
     own: ClientShards  # [R, C]
     others: SharedExamples  # [R, 1]
@@ -65,7 +65,7 @@ class Inputs(NamedTuple):
     variables: types.Variables | None = None
     detailed: Detailed | None = None
     scaling: Scaling | None = None  # [R, D] of the inputs of a model of `models.scaled`
-    own_test: OwnTest | None = None  # evaluated in place of the test
+    own_tests: Mapping[str, OwnTest] = {}  # evaluated in place of "test", or of ones of `unseen`
     unseen_test: Array | None = None  # [R] whether the test is an unseen domain; None: not needed
     targets: Scaling | None = None  # [R, K] of the targets of a model of `models.in_units`
     unseen: Mapping[str, SharedExamples] = {}  # one shard each, as in `data.federation.Split`
@@ -207,40 +207,57 @@ def own_tests(
     *,
     num_classes: int = 0,
     source: np.ndarray | None = None,
-) -> tuple[OwnTest | None, str]:
-    """Return which test examples clients' own networks serve, and which rule gives them.
+) -> tuple[dict[str, OwnTest], str]:
+    """Return which examples clients' own networks serve, and which rule gives those of the test.
 
-    - "own": the examples whose client is known (`Split.owner`).
-    - "proportions": of a test without such examples and without a domain of its own, with K classes
-      (`num_classes`), each client gets examples in the proportions of its classes
-      (`federation.test_shards`, whose `source` it is).
-    - "": no examples.
+    By "test" and "known_domains" they are the examples whose client is known (`Split.owners`). The
+    rule is "own" if the test has such examples. Else it is "proportions" for a test without a
+    domain of its own, with K classes (`num_classes`): each client gets examples in the proportions
+    of its classes (`federation.test_shards`, whose `source` it is). Or it is "": none are served.
     """
     kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
     chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
-    rule = "own" if any(split.owner is not None for split in chosen) else ""
-    if not rule and num_classes and all(map(_has_their_classes, splits.values())):
-        rule = "proportions"
-    own, others = [], []
-    for (seed, left_out), split in zip(kinds, chosen, strict=True):
-        test, data = federations.parts_of(split.test)[0], split.test.data
-        owner = np.full(len(test), -1) if split.owner is None else split.owner
-        parts = [test[owner == client] for client in range(len(split.domain))]
-        if rule == "proportions" and not left_out:
-            shards = federations.test_shards(split, num_classes, seed, source=source)
-            parts = federations.parts_of(shards)
-            test = test[:0]
-        own.append(federations.of_parts(data, parts))
-        others.append(federations.of_parts(data, [test[owner[: len(test)] < 0]]))
-    if not rule:
-        return None, ""
     which = [kinds.index((run.seed, run.left_out)) for run in runs]
+    names = {name for split in chosen for name in split.owners}
+    found = {
+        name: _own_test([_by_owner(split, name) for split in chosen], which)
+        for name in sorted(names)
+    }
+    if "test" in names:
+        return found, "own"
+    if not num_classes or not all(map(_has_their_classes, splits.values())):
+        return found, ""
+    pairs = []
+    for (seed, left_out), split in zip(kinds, chosen, strict=True):
+        own, others = _by_owner(split, "test")
+        if not left_out:
+            own = federations.test_shards(split, num_classes, seed, source=source)
+            others = federations.of_parts(split.test.data, [np.zeros(0, int)])
+        pairs.append((own, others))
+    return found | {"test": _own_test(pairs, which)}, "proportions"
+
+
+def _by_owner(split: Split, name: str) -> tuple[types.Federation, types.Federation]:
+    """Return the examples of clients, and those of others, of the test or of ones of `unseen`."""
+    whole = split.test if name == "test" else split.unseen[name]
+    (rows,) = federations.parts_of(whole)
+    owner = split.owners.get(name, np.full(len(rows), -1))
+    parts = [rows[owner == client] for client in range(len(split.domain))]
+    others = [rows[owner < 0]]
+    return federations.of_parts(whole.data, parts), federations.of_parts(whole.data, others)
+
+
+def _own_test(
+    pairs: Sequence[tuple[types.Federation, types.Federation]], which: Sequence[int]
+) -> OwnTest:
+    """Return the examples of each run, of which [R] tells the one of the different pairs."""
 
     def stacked(of_kinds: Sequence[types.Federation]) -> list[Array]:
         arrays = zip(*(each[1:4] for each in _padded(of_kinds)), strict=True)
         return [jax.device_put(np.stack(each)[which]) for each in arrays]
 
-    return OwnTest(ClientShards(*stacked(own)), SharedExamples(*stacked(others))), rule
+    own, others = map(stacked, zip(*pairs, strict=True))
+    return OwnTest(ClientShards(*own), SharedExamples(*others))
 
 
 def tests_unseen(runs: Sequence[Run], splits: Mapping[int, Split]) -> Array:

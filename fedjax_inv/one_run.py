@@ -100,7 +100,7 @@ class Outcome(NamedTuple):
     test: evaluation.Scores  # each [1]
     stops: stopping.Stops
     detailed: DetailedScores | None = None
-    own_test: evaluation.Scores | None = None  # each [C], of `Inputs.own_test`
+    own_tests: Mapping[str, evaluation.Scores] = {}  # each [C], of `Inputs.own_tests`
     unseen: Mapping[str, evaluation.Scores] = {}  # by the names of `Inputs.unseen`, each [1]
     traffic: tuple[Traffic, ...] = ()  # as in `Played`; of no rounds 0
 
@@ -202,10 +202,10 @@ class OneRun:
     def assess(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate, and return the outcome of no rounds (T = 0)."""
         sets = self.held_out(inputs)
-        num_held_out = len(sets)
-        if inputs.own_test is not None:
-            sets[1] = inputs.own_test.others, False
-            sets.append((inputs.own_test.own, True))
+        names = ["valid", "test", *inputs.unseen]
+        for name, served in inputs.own_tests.items():
+            sets[names.index(name)] = served.others, False
+            sets.append((served.own, True))
         if inputs.detailed is not None:
             # A personal algorithm serves each client with the client's own state.
             by_class, shards = inputs.detailed
@@ -213,9 +213,10 @@ class OneRun:
         found = self.evaluate_each(data, inputs, training.state, sets)
         if inputs.unseen_test is not None:
             self.adapt(data, inputs, training.state, found)
-        valid, test, *unseen = found[:num_held_out]
-        own_test = None if inputs.own_test is None else found.pop(num_held_out)
-        detailed = found[num_held_out:]
+        valid, test, *unseen = found[: len(names)]
+        num_clients_sets = len(names) + len(inputs.own_tests)
+        own_tests = dict(zip(inputs.own_tests, found[len(names) : num_clients_sets], strict=True))
+        detailed = found[num_clients_sets:]
         exchanges = len(self.algorithm(inputs).exchanges)
         return Outcome(
             metrics={},
@@ -227,7 +228,7 @@ class OneRun:
             test=test,
             stops=training.stops,
             detailed=DetailedScores(*detailed) if detailed else None,
-            own_test=own_test,
+            own_tests=own_tests,
             unseen=dict(zip(inputs.unseen, unseen, strict=True)),
         )
 

@@ -280,14 +280,14 @@ class Plan:
                     _act(callbacks, fitted)
 
     def _gathered(self, outcome: Outcome) -> Outcome:
-        """Return an outcome on the host, with the scores of all test examples as its test."""
+        """Return an outcome on the host, with the scores of all examples of each test."""
         outcome = self.program.gathered(outcome)
-        if outcome.own_test is None:
-            return outcome
-        test = evaluation.of_clients_and_others(
-            outcome.own_test, outcome.test, equally=self.own_rule == "proportions"
-        )
-        return outcome._replace(test=jax.device_get(test))
+        tests = {"test": outcome.test, **outcome.unseen}
+        for name, own in outcome.own_tests.items():
+            equally = name == "test" and self.own_rule == "proportions"
+            whole = evaluation.of_clients_and_others(own, tests[name], equally=equally)
+            tests[name] = jax.device_get(whole)
+        return outcome._replace(test=tests.pop("test"), unseen=tests)
 
     def _compile_ahead(self, ahead: Ahead, fitted: Fitted) -> None:
         """Compile the programs in threads: each one while those before it compute."""

@@ -141,7 +141,7 @@ def _together(outcomes: list[Outcome]) -> Outcome:
     return jax.tree.map(joined, *outcomes, is_leaf=lambda node: isinstance(node, Scores))
 
 
-_HELD_OUT = ("valid", "test", "detailed", "unseen", "own_test")  # fields of inputs
+_HELD_OUT = ("valid", "test", "detailed", "unseen", "own_tests")  # fields of inputs
 
 
 class _Shards(NamedTuple):
@@ -204,7 +204,7 @@ class _Parts:
         self._held_out = [_Shards(*map(np.asarray, each)) for each in shards]
         none: Any = ()
         others = inputs._replace(train=none, valid=none, test=none, detailed=None, unseen={})
-        others = others._replace(own_test=None)
+        others = others._replace(own_tests={})
         # From the host, or a part would wait for the rounds on the devices that compute them.
         self._inputs = others if layout.mesh is None else jax.device_get(others)
         self._thread = ThreadPoolExecutor(1, "reads-examples")

@@ -188,9 +188,9 @@ def split(
     """
     how = config.partition
     number = num_clients(how, dataset, held_out, validate)
-    is_own = dataset.valid is not None and bool(dataset.valid.any())
+    is_own = federation.has_validation(dataset, held_out, validate)
     if is_own and how.validation != Partition.validation:
-        text = "must be left out, as the data have validation examples of their own"
+        text = "must be left out, as the data have validation examples of the clients"
         raise flag_error("validation", how.validation, text)
     is_by_user = how.partition == "user" and not how.clients
     try:

@@ -23,10 +23,12 @@ from fedjax_inv.data.dataset import Dataset
 from ..config import Config, Data
 from ..errors import check_known, flag_error, in_flags
 
-NEVER_SEEN = "clients never seen"  # the name of their examples, as of a domain
+# The names of examples that no client has, as of domains.
+NEVER_SEEN = "clients never seen"
+KNOWN = "known domains"
 # Names that a domain among others cannot have, as flags and tables have another meaning for them.
 _TAKEN = {"none", "all", "next", "", "clients", "mean", "worst domain", "at the last round"}
-_TAKEN |= {NEVER_SEEN}
+_TAKEN |= {NEVER_SEEN, KNOWN}
 _LONGEST_NAME = 100  # bytes of a domain's name
 # The flag of each of `tables.Roles`.
 _ROLES = {
@@ -117,10 +119,13 @@ def _strided(loaded: Dataset, stride: int) -> Dataset:
     return loaded._replace(x=loaded.x[:, ::stride, ::stride])
 
 
-def held_out(data: Data, domains: Sequence[str]) -> list[str | None]:
-    """The domains to hold out in turn; None stands for the test split."""
+def held_out(data: Data, domains: Sequence[str], *, tests_unseen: bool = False) -> list[str | None]:
+    """The domains to hold out in turn; None stands for the test split.
+
+    tests_unseen: whether the test split is of unseen domains; it is then the default.
+    """
     asked = data.held_out
-    if asked == "none" or (not asked and len(domains) == 1):
+    if asked == "none" or (not asked and (len(domains) == 1 or tests_unseen)):
         return [None]
     if len(domains) == 1:
         raise flag_error("held_out", asked, "must be none, as there is one domain only")

@@ -284,7 +284,8 @@ def _shapes(config: Config, model: Model, dataset: Dataset) -> Variables:
 
 def _cells(config: Config, dataset: Dataset) -> list[Cell]:
     """The grid's cells, for the domains of the data."""
-    held_out = data_sets.held_out(config.data, dataset.domains)
+    tests_unseen = dataset.known is not None and bool(dataset.test.any())
+    held_out = data_sets.held_out(config.data, dataset.domains, tests_unseen=tests_unseen)
     validate = data_sets.validated(config.data, dataset.domains, held_out)
     left_out = {}
     if config.evaluation.leave_one_out:

@@ -154,7 +154,9 @@ def check(
     are_validated = all(np.asarray(split.valid.size).any() for split in splits)
     if watched.select in by_validation and not are_validated:
         text = "needs validation examples: --validation above 0 and several examples, or groups, "
-        text += "of a client" if compares_settings else "of a client; --select=last looks at none"
+        text += "of a client"
+        text += "; --select=unseen_domain has some" if are_unseen else ""
+        text += "" if compares_settings else "; --select=last looks at none"
         raise flag_error("select", watched.select, text)
     if watched.compares_domains:
         if objective.measure != ACCURACY:

@@ -115,8 +115,8 @@ def commit(root: Path = _ROOT) -> str | None:
 def of_data(data: Dataset) -> str:
     """The digest of a data set: its arrays and all names."""
     names = (data.classes, data.domains, data.words, data.columns)
-    arrays = (data.x, data.y, data.domain, data.test, data.user, data.original, data.valid)
-    return fingerprint(arrays, repr(names))
+    splits = (data.test, data.user, data.original, data.valid, data.known)
+    return fingerprint((data.x, data.y, data.domain, *splits), repr(names))
 
 
 def of_files(*paths: str) -> str:

@@ -45,7 +45,7 @@ class Domain(Record, frozen=True):
     score: float
     loss: float | None  # mean loss; None if it is not finite
     examples: int
-    split: str  # validation, test, unseen_domain or unseen_clients
+    split: str  # validation, test, or one of `data.federation.UNSEEN`
 
 
 class Line(Record, frozen=True, kw_only=True):

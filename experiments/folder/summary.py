@@ -14,7 +14,7 @@ from fedjax_inv.data.federation import UNSEEN
 from fedjax_inv.evaluation import Scores
 from fedjax_inv.one_run import Outcome
 
-from ..assembly.data import NEVER_SEEN
+from ..assembly.data import KNOWN, NEVER_SEEN
 from ..assembly.grid import Cell
 from ..assembly.metrics import ACCURACY, Measure
 from . import selection
@@ -133,12 +133,14 @@ def test_name(cell: Cell, groups: list[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-_OF_VALIDATION = "domains of validation alone"
+_OF_VALIDATION = "validation of unseen domains"
 
 
 def unseen_name(cell: Cell, kind: str) -> str:
     """The name of the examples of one of `data.federation.UNSEEN`."""
-    return (cell.validate or _OF_VALIDATION) if kind == "unseen_domain" else NEVER_SEEN
+    if kind == "unseen_domain":
+        return cell.validate or _OF_VALIDATION
+    return KNOWN if kind == "known_domains" else NEVER_SEEN
 
 
 def _by_domain(

@@ -18,7 +18,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import hsv_to_rgb, to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -174,12 +173,6 @@ def legend_of(figure: Figure, axes: Sequence[Axes]) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             by_name.setdefault(name, handle)
     legend(figure, list(by_name.values()), list(by_name))
-
-
-def legend_of_methods(figure: Figure, labels: Sequence[str], **more: Any) -> None:
-    """Adds a legend of lines by their labels. more: what differs from their `style`."""
-    lines = [Line2D([], [], **style | more) for style in styles(labels).values()]
-    legend(figure, lines, [*map(named, labels)])
 
 
 def name_x(axis: Axes, names: Sequence[str], inches: float, size: float = 8) -> None:

@@ -31,6 +31,7 @@ _SPREAD = 10  # the ratio of the largest error to the smallest from which an axi
 _PALE: dict[str, dict[str, Any]] = {
     "unseen domain": {"lw": 1.0, "alpha": 0.4},
     "clients never seen (white markers)": {"lw": 1.0, "alpha": 0.4, "mfc": "white"},
+    "test of known domains (dotted)": {"lw": 1.0, "alpha": 0.4, "ls": ":"},
 }
 MOST_DOTS = 120  # the most domains or clients, over all methods, that get a dot each
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
 
-from ..assembly.data import NEVER_SEEN
+from ..assembly.data import KNOWN, NEVER_SEEN
 from ..assembly.metrics import ACCURACY, Measure
 from ..folder import divergence, files, run_folder, selection
 from ..folder.records import Line, Result
@@ -175,8 +175,9 @@ def scores(
     """The scores by which the main table compares methods, with a column for each.
 
     They are the test scores on each held-out domain, their mean and the worst of them, the mean on
-    clients never seen, and that of the test at the last round. With a single held-out domain, its
-    mean is left out, and the worst domain is the worst of all domains, those for validation, too.
+    clients never seen and on the test of known domains, and that of the test at the last round.
+    With a single held-out domain, its mean is left out, and the worst domain is the worst of all
+    domains, those for validation, too.
 
     rows: of `selected`. tests: as in `ScoreColumn`.
     """
@@ -188,9 +189,9 @@ def scores(
         columns.append(("worst", worst(axis=1, skipna=False)))
     else:
         columns.append(("worst domain", _by_domain(rows, "worst").iloc[:, 0]))
-    if rows["unseen_clients"].notna().any():
-        of_clients = _by_domain(rows, "unseen_clients").mean(axis=1, skipna=False)
-        columns.append((NEVER_SEEN, of_clients))
+    for heading, kind in ((NEVER_SEEN, "unseen_clients"), (KNOWN, "known_domains")):
+        if rows[kind].notna().any():
+            columns.append((heading, _by_domain(rows, kind).mean(axis=1, skipna=False)))
     columns.append(("at the last round", _by_domain(rows, "last").mean(axis=1, skipna=False)))
     labels = rows["method"].unique()
     return [
@@ -468,6 +469,7 @@ def choices_table(rows: pd.DataFrame, measure: Measure = ACCURACY) -> pd.DataFra
         "unseen domain*": ("unseen_domain", "score"),
         "held out*": ("test", "score"),
         f"{NEVER_SEEN}*": ("unseen_clients", "score"),
+        f"{KNOWN}*": ("known_domains", "score"),
         "held out at the last round*": ("last", "score"),
         "MB sent in all": ("sent", "megabytes"),
         "runs diverged": ("diverged", "first"),
@@ -552,6 +554,7 @@ def settings_table(cells: Sequence[TableCell]) -> pd.DataFrame:
         f"domains left out{end}": ("left_out", "or diverged"),
         f"unseen domain{end}": ("unseen_domain", "or diverged"),
         f"held out{end}": ("test", "or diverged"),
+        f"{KNOWN}{end}": ("known_domains", "or diverged"),
         f"worst domain{end}": ("worst", "or diverged"),
         "MB sent by then": ("bytes", "megabytes"),
     }

@@ -244,15 +244,15 @@ def of_dataset(
       held_out: the name of the domain that is held out for the test, or None.
       validation: as in `federation.split`, whose seeds are larger by 2**31: they differ from
         the seeds with which the data set's domains may have been drawn. It must be 0 for a data set
-        with examples that are `valid`, which are held out instead.
+        that has validation examples for clients, which are held out instead.
       validate: the name of another domain that no client has, to select by, or None.
       held_out_clients: the part of the clients, drawn, that training never sees.
       partition_seed: seeds who holds what in all runs; None: each run's own seed does.
     """
     check_dataset(dataset)
     checks.real("validation", validation, 0, 1)
-    if validation and dataset.valid is not None and dataset.valid.any():
-        text = "must be left out, as the data set has examples that are `valid`"
+    if validation and federations.has_validation(dataset, held_out, validate):
+        text = "must be left out, as the data set has examples of clients that are `valid`"
         raise UsageError("validation", validation, text)
     checks.real("held_out_clients", held_out_clients, 0, 1)
     if partition is not None and not callable(partition):

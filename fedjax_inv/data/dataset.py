@@ -12,7 +12,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.types import Array, Tree
 
 TASKS = ("classes", "labels", "values")
-_NUMBERS = ("x", "y", "domain", "test", "user", "original", "valid")  # fields [M, ...]
+_NUMBERS = ("x", "y", "domain", "test", "user", "original", "valid", "known")  # [M, ...]
 
 
 class Column(NamedTuple):
@@ -51,6 +51,9 @@ class Dataset(NamedTuple):
     words: tuple[str, ...] = ()  # V words, 0 is padding; () if x is not text
     columns: tuple[Column, ...] = ()  # of a table, whose features are x [M, D]; () for other data
     valid: np.ndarray | None = None  # [M] bool, for validation; None: a part that is drawn
+    # [M] bool, which examples of the test and for validation are of domains that train, beside
+    # others of unseen domains (WILDS's id_test and id_val); None: the data do not tell
+    known: np.ndarray | None = None
     # [M] where each example comes from: its file, or the number of its row in the source; None: the
     # rows of the source in order
     source: np.ndarray | None = None
@@ -87,7 +90,7 @@ def check_dataset(dataset: Dataset) -> None:
     if dataset.task != "classes" and dataset.y.size != num_names * num_examples:
         text = f"must have a column for each of {num_names} names in classes"
         raise UsageError("dataset.y", dataset.y, text)
-    for name in ("test", "valid"):
+    for name in ("test", "valid", "known"):
         if (field := getattr(dataset, name)) is not None and np.asarray(field).dtype != bool:
             raise UsageError(f"dataset.{name}", field, "must be bool")
     of_examples = {name: getattr(dataset, name) for name in _NUMBERS}

@@ -15,8 +15,9 @@ from fedjax_inv.data.dataset import Dataset, Originals, check_classes, originals
 from fedjax_inv.types import Array, Examples, Federation, Tree, Variables
 
 BY_CLASS = ("dirichlet", "shards")  # partitions that need classes
-# What is evaluated beside the test: a domain to select by, and clients that training never sees.
-UNSEEN = ("unseen_domain", "unseen_clients")
+# What is evaluated beside the test: a domain to select by, clients that training never sees, and
+# the test of domains that train, where that of unseen domains is the test.
+UNSEEN = ("unseen_domain", "unseen_clients", "known_domains")
 # (rows to deal [m], generator) -> one array of rows per client
 Partition = Callable[[np.ndarray, np.random.Generator], list[np.ndarray]]
 
@@ -32,9 +33,9 @@ class Split(NamedTuple):
     domains: tuple[str, ...]
     # Further examples that no client holds, by names of `UNSEEN`: each a federation of one client
     unseen: Mapping[str, Federation] = {}
-    # [T] the training client whose user or domain each test example is of, in the order of the
-    # test, -1 if none is known; None: none is known for any
-    owner: np.ndarray | None = None
+    # The training client whose user or domain each example is of, -1 if none is known: of "test"
+    # [T] and "known_domains", in their order, if any is known
+    owners: Mapping[str, np.ndarray] = {}
 
     def replaced(self, of: Callable[[Federation], Federation]) -> "Split":
         """Return the split with each federation replaced by a function of it."""
@@ -208,9 +209,11 @@ def split(
     """Hold out a test client, deal the other examples to clients, and hold out some of each.
 
     The test client holds the held-out domain, or else the official test split, or else a random
-    part. The clients share the other examples outside the official test split (`dealt`). All
-    examples lie in random order, so that a client's first ones are a sample. Copies of one original
-    (`Dataset.original`) stay together: originals are dealt, and the partition sees the first copy.
+    part. Of a test split that tells which examples are of `known` domains, these are apart,
+    `unseen["known_domains"]`, unless there are no others. The clients share the other examples
+    outside the official test split (`dealt`). All examples lie in random order, so that a client's
+    first ones are a sample. Copies of one original (`Dataset.original`) stay together: originals
+    are dealt, and the partition sees the first copy.
 
     Args:
       dataset: M examples on the host.
@@ -221,8 +224,8 @@ def split(
         `environments.colored`, it must be another one than theirs: both begin with a permutation
         of the examples, and "iid" would deal each domain to a client of its own.
       validation: the part of each client's n examples that is held out for validation: at least one
-        example if n >= 2, and never all. Of a data set with examples that are `valid` these are
-        held out instead.
+        example if n >= 2, and never all. Of a data set that has validation examples for clients
+        (`has_validation`) these are held out instead.
       test_fraction: the part of the examples for the test, where it is drawn at random.
       first_row: the row of `data` at which the data set begins, if `data` holds more.
       imbalance: above 1, classes have a long tail (`partitions.long_tail`) among the examples to
@@ -230,7 +233,8 @@ def split(
       rare: (the name of a domain, its share in (0, 1) of the examples to deal), for which surplus
         examples of it are left out.
       validate: the name of another domain that no client has, `unseen["unseen_domain"]`, or None.
-        Examples that are `valid` in a domain without any to train on belong there, too.
+        Examples that are `valid` in a domain without any to train on belong there, too, and those
+        that are not `known`, where the data set tells.
       held_out_clients: the part of the clients, drawn, that do not train; all of their examples are
         `unseen["unseen_clients"]`. Their number is rounded, but at least 1 unless the part is 0.
     """
@@ -248,6 +252,8 @@ def split(
     is_unseen |= ~(dataset.test | is_held_out | dealt(dataset, held_out, validate))
     if is_unseen.any():
         rows, unseen["unseen_domain"] = rows[~is_unseen[rows]], rows[is_unseen[rows]]
+    is_known = _is_known(dataset, held_out, validate)[rows]
+    rows, known = rows[~is_known], rows[is_known]
     is_test = _is_test(dataset, rows, held_out, test_fraction, rng)
     to_deal = rows[~is_test & ~dataset.test[rows]]
     if not is_test.any() or not len(to_deal):
@@ -270,8 +276,10 @@ def split(
     if held_out_clients:
         parts, apart = _drawn_apart(parts, held_out_clients, rng)
         unseen["unseen_clients"] = np.concatenate(apart)
+    if len(known):
+        unseen["known_domains"] = known
     train, valid, domain = [], [], []
-    own_valid = dataset.valid if dataset.valid is not None and dataset.valid.any() else None
+    own_valid = dataset.valid if has_validation(dataset, held_out, validate) else None
     for part in parts:
         mine = rng.permutation(part)
         is_valid = np.arange(len(mine)) < validation_size(len(mine), validation)
@@ -296,11 +304,15 @@ def split(
     every = np.arange(len(dataset.y))
     trains, valids, test, *more = _in_one_order(data, roles, every, first_row)
     never_seen = dict(zip(unseen, more, strict=True))
-    owner = None
-    if held_out is None:
-        held = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
-        owner = _owners(dataset, held, tested)
-    return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen, owner)
+    held = [np.concatenate(pair) for pair in zip(train, valid, strict=True)]
+    have_owners = {} if held_out is not None else {"test": tested}
+    if len(known):
+        have_owners["known_domains"] = others[-1]
+    owners = {}
+    for name, of_owners in have_owners.items():
+        if (owner := _owners(dataset, held, of_owners)) is not None:
+            owners[name] = owner
+    return Split(trains, valids, test, domains, test_domain, dataset.domains, never_seen, owners)
 
 
 def _owners(dataset: Dataset, clients: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
@@ -325,12 +337,22 @@ def _owners(dataset: Dataset, clients: Sequence[np.ndarray], rows: np.ndarray) -
 def dealt(dataset: Dataset, *held_out: str | None) -> np.ndarray:
     """Return which examples are for clients, [M] bool.
 
-    They are not of the official test split, and of a domain that has examples to train on and is
-    none of `held_out` (None: no domain).
+    They are not of the official test split, not for validation by an unseen domain, and of a domain
+    that has examples to train on and is none of `held_out` (None: no domain).
     """
     free = ~dataset.test & ~np.isin(dataset.domain, _numbers(dataset, *held_out))
+    if dataset.known is not None and dataset.valid is not None:
+        free &= dataset.known | ~dataset.valid
     trains = free if dataset.valid is None else free & ~dataset.valid
     return free & np.isin(dataset.domain, dataset.domain[trains])
+
+
+def has_validation(dataset: Dataset, *held_out: str | None) -> bool:
+    """Return whether examples for clients are `valid`, so that none need be drawn for validation.
+
+    `held_out` are domains that no client has, or None.
+    """
+    return dataset.valid is not None and bool((dataset.valid & dealt(dataset, *held_out)).any())
 
 
 def _numbers(dataset: Dataset, *domains: str | None) -> list[int]:
@@ -372,6 +394,19 @@ def _is_test(
     return test
 
 
+def _is_known(dataset: Dataset, *held_out: str | None) -> np.ndarray:
+    """Return which examples are the test of domains that train, [M] bool, beside another test.
+
+    `held_out` are the domain that is the test and the one to select by, or None.
+    """
+    if dataset.known is None:
+        return np.zeros(len(dataset.y), bool)
+    trains = np.unique(dataset.domain[dealt(dataset, *held_out)])
+    known = dataset.test & dataset.known & np.isin(dataset.domain, trains)
+    is_alone = held_out[0] is None and not (dataset.test & ~known).any()
+    return np.zeros_like(known) if is_alone else known
+
+
 def _in_one_order(
     data: Examples, roles: Sequence[list[np.ndarray]], all_rows: np.ndarray, first_row: int = 0
 ) -> list[Federation]:
@@ -411,7 +446,7 @@ def without(split: Split, domain: str) -> Split:
     every = np.asarray(split.train.order)
     trains, valids, tested = _in_one_order(split.train.data, [*kept, [test]], every)
     alone = np.array([index], np.int32)
-    return split._replace(train=trains, valid=valids, test=tested, test_domain=alone, owner=None)
+    return split._replace(train=trains, valid=valids, test=tested, test_domain=alone, owners={})
 
 
 def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -> np.ndarray:
@@ -422,7 +457,7 @@ def _with_copies(rows: np.ndarray, whole: Originals, rng: np.random.Generator) -
 
 def _check_together(dataset: Dataset, whole: Originals) -> None:
     """Raise UsageError if copies of one original differ in domain, test split or user."""
-    for name in ("domain", "test", "user", "valid"):
+    for name in ("domain", "test", "user", "valid", "known"):
         field = getattr(dataset, name)
         if field is not None and (field != field[whole.rows][whole.of]).any():
             text = "must be the same for all copies of one original, or all examples of one group"

@@ -23,7 +23,6 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 # The name of a file of them, or a path.
 NAME = re.compile(r".+\.(png|jpe?g|webp|bmp|gif|tiff?)", re.IGNORECASE)
 _TIFF_BITS = 258  # the tag BitsPerSample
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _IN_MEMORY = 2**28  # bytes; more are mapped from a file
 _BATCH = 1000  # images that threads decode before they are written
 _LOG = logging.getLogger("fedjax_inv")
@@ -34,7 +33,7 @@ class Resizing(NamedTuple):
     """How images are resized."""
 
     size: tuple[int, int]  # (width, height) in pixels
-    interpolation: str = "bilinear"  # one of INTERPOLATIONS
+    interpolation: str = "bilinear"  # nearest, bilinear, bicubic or lanczos
     crop: bool = False  # to the middle of the size's shape, in place of squeezing the whole
 
     def __call__(self, image: Any) -> Any:

@@ -26,7 +26,7 @@ NEEDS_NO_FILE = ("digits", "moved_digits", "dsprites")
 FILES = (".npz", ".json", *tables.SUFFIXES)  # suffixes of data sets that are one file
 _DIGITS_TO_8_BITS = 255 / 16  # the digits have levels 0 to 16
 # The arrays that are read; path are the files that the examples come from.
-_KEYS = ("x", "y", "domain", "client", "test", "group", "valid", "path")
+_KEYS = ("x", "y", "domain", "client", "test", "group", "valid", "split", "path")
 _ABOUT = ("record",)  # what `fedjax-inv features` writes about features
 # What readers raise for content that does not fit; the warnings are pandas' of too long lines.
 _UNFIT: tuple[type[Exception], ...] = (
@@ -315,7 +315,8 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         in increasing order, or strings [M], their names; labels, [M, K] bool; or values, [M] or
         [M, K] floating. domain and client and group: [M] integers or strings; no random split
         separates a group. test and valid: [M] bool, the splits; if no example is `valid`, a part
-        is drawn. path: [M] strings, the file of each example.
+        is drawn. split: in place of both the names of splits [M], as in a table. path: [M] strings,
+        the file of each example.
     """
     lacking = [key for key in ("x", "y") if key not in arrays]
     if lacking:
@@ -331,6 +332,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
         "group": named,
         "test": ("b", (1,), "bool [M]"),
         "valid": ("b", (1,), "bool [M]"),
+        "split": named,
         "path": ("U", (1,), "strings [M]"),
     }
     for key, (kinds, ndims, needed) in allowed.items():
@@ -354,15 +356,28 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     none = np.zeros(len(y), bool)
     test = arrays.get("test", none)
     valid = arrays.get("valid", none)
+    known = None
+    if "split" in arrays:
+        if "test" in arrays or "valid" in arrays:
+            raise ValueError("split must stand alone, without test and valid")
+        test, valid, known = _splits(arrays["split"])
     if (test & valid).any() or (test | valid).all():
         text = "must leave an example to train on, and have none in common"
         raise ValueError(f"test and valid {text}")
-    if "test" in arrays and not test.any():
-        text = "test is false everywhere: the data have no test split"
+    if {"test", "split"} & {*arrays} and not test.any():
+        text = "no example is of the test: the data have no test split"
         warnings.warn(f"{name}: {text}", stacklevel=3)
-    more: dict[str, Any] = {"user": user, "original": group, "valid": arrays.get("valid")}
+    more: dict[str, Any] = {"user": user, "original": group, "known": known}
+    more["valid"] = valid if {"valid", "split"} & {*arrays} else None
     more["source"] = arrays.get("path")
     return Dataset(x, y, classes, domain, domains, test, **more)
+
+
+def _splits(names: np.ndarray) -> tables.Splits:
+    try:
+        return tables.splits(names.astype(str))
+    except ValueError as error:
+        raise ValueError(f"split {error}") from None
 
 
 def _numbered(names: Sequence[str] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -35,7 +35,8 @@ _DEFAULTS = {"domain": "domain", "client": "client", "test": "test", "image": "i
 _NAMED = ("group", "split")  # roles that no column has by default
 # The texts in a column of splits, and the numbers of WILDS.
 _SPLITS = {"train": "train", "training": "train", "0": "train", "test": "test", "2": "test"}
-_SPLITS |= dict.fromkeys(("val", "valid", "validation", "1"), "valid")
+_SPLITS |= dict.fromkeys(("val", "valid", "validation", "1"), "val")
+_SPLITS |= {name: name for name in ("id_val", "id_test")}
 _INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # a frame's index that was written too
 # A number, also as 1,234.5 or 5%, or a date of numbers. So many beside a text are no categories.
 _NUMBER = re.compile(r"[-+]?[\d.,']*\d[\d.,']*(e[-+]?\d+)?%?|\d+([/.-])\d+\2\d+", re.IGNORECASE)
@@ -58,8 +59,9 @@ class Roles(NamedTuple):
     client: str = "client"  # texts or whole numbers: the user of an example
     test: str = "test"  # true/false or 0/1: whether an example is in the test split
     group: str = ""  # texts or whole numbers: no random split separates the rows of a group
-    # train, val and test, or 0, 1 and 2, in place of `test` and of a random validation; "": a
-    # column called split
+    # train, val and test, or 0, 1 and 2, in place of `test` and of a random validation. With id_val
+    # or id_test, which are of domains that train, val and test are of unseen ones, as in WILDS. "":
+    # a column called split
     split: str = ""
     image: str = _DEFAULTS["image"]  # paths of images, in place of features; the default is WILDS's
     ignored: tuple[str, ...] = ()
@@ -123,9 +125,9 @@ def table(
     domain = np.zeros(len(y), np.int32)
     if roles.domain in frame:
         domain, domains = _groups(frame, roles.domain)
-    test, valid = np.zeros(len(y), bool), None
+    test, valid, of_known = np.zeros(len(y), bool), None, None
     if roles.split in frame:
-        test, valid = _splits(frame, roles.split)
+        test, valid, of_known = _splits(frame, roles.split)
     elif roles.test in frame:
         test = _truth(frame, roles.test)
     of_test = roles.split or roles.test
@@ -142,7 +144,8 @@ def table(
         source = np.array([*map(str, _column(frame, roles.image)[0])])
     else:
         x, columns = _features(frame, features, known)
-    more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "columns": columns}
+    more: dict[str, Any] = {"user": user, "original": group, "valid": valid, "known": of_known}
+    more["columns"] = columns
     return Dataset(x, y, classes, domain, domains, test, source=source, **more)
 
 
@@ -345,14 +348,42 @@ def _truth(frame: Any, name: str) -> np.ndarray:
     return numbers.astype(bool)
 
 
-def _splits(frame: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows are in the test split and in that of validation, bool [M] each."""
-    texts = _column(frame, name)[0].astype(str).str.lower()
-    for row in np.flatnonzero(~texts.isin([*_SPLITS]).to_numpy())[:1]:
-        text = f"holds {texts.iloc[row]} in row {row + 1}, must hold train, val or test as splits"
-        raise ValueError(f"column {name!r} {text}")
-    splits = texts.map(_SPLITS)
-    return (splits == "test").to_numpy(), (splits == "valid").to_numpy()
+def _splits(frame: Any, name: str) -> "Splits":
+    try:
+        return splits(_column(frame, name)[0].astype(str).to_numpy(str))
+    except ValueError as error:
+        raise ValueError(f"column {name!r} {error}") from None
+
+
+class Splits(NamedTuple):
+    """The splits of M examples, as a `Dataset` has them."""
+
+    test: np.ndarray
+    valid: np.ndarray
+    known: np.ndarray | None
+
+
+def splits(names: np.ndarray) -> Splits:
+    """Return the splits of names [M]; raise ValueError for a name that is none."""
+    texts = np.char.lower(np.char.strip(names))
+    unknown = ~np.isin(texts, [*_SPLITS])
+    if unknown.any():
+        row = unknown.argmax()
+        text = f"holds {names[row]} in row {row + 1}, must hold train, val, test, id_val or id_test"
+        raise ValueError(text)
+    found = np.array([_SPLITS[text] for text in texts])
+    known = np.isin(found, ("id_val", "id_test"))
+    test, valid = (np.isin(found, (name, f"id_{name}")) for name in ("test", "val"))
+    return Splits(test, valid, known if known.any() else None)
+
+
+def split_names(dataset: Dataset) -> np.ndarray:
+    """Return the names of `splits` [M] of a data set that has all three."""
+    assert dataset.valid is not None
+    assert dataset.known is not None
+    kinds = [part & dataset.known for part in (dataset.test, dataset.valid)]
+    kinds += [dataset.test, dataset.valid]
+    return np.select(kinds, ["id_test", "id_val", "test", "val"], "train")
 
 
 def plain(name: str) -> str:

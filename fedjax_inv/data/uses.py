@@ -15,7 +15,15 @@ from fedjax_inv.data.federation import UNSEEN, Split, parts_of
 from fedjax_inv.types import Tree
 
 # The uses, those between as in UNSEEN, and why an example has none.
-USES = ("training", "validation", "unseen domain", "unseen clients", "test")
+USES = (
+    "training",
+    "validation",
+    "unseen domain",
+    "unseen clients",
+    "test of known domains",
+    "test",
+)
+_TESTS = USES[-2:]
 NOTHING = ("nothing: in the test split, but the test is a domain", "nothing: dealt to no client")
 
 
@@ -50,7 +58,7 @@ class Uses(NamedTuple):
             found.append(f"domains that train nothing: {'; '.join(parts)}")
         odd = []
         if self.repeated:
-            text = f"{self.repeated:,} of {self.total('test'):,} test examples have the inputs of"
+            text = f"{self.repeated:,} of {self.total(*_TESTS):,} test examples have the inputs of"
             odd.append(f"{text} training examples")
         if self.new_classes:
             names = [f"{name} ({count:,})" for name, count in self.new_classes.items()]
@@ -80,7 +88,7 @@ def of_split(
     rows += [np.flatnonzero(is_free & dataset.test), np.flatnonzero(is_free & ~dataset.test)]
     number = len(dataset.domains)
     counts = [np.bincount(dataset.domain[of_use], minlength=number).tolist() for of_use in rows]
-    train, test = rows[0], rows[len(USES) - 1]
+    train, test = rows[0], np.concatenate(rows[len(USES) - len(_TESTS) : len(USES)])
     are_mapped = any(isinstance(leaf, np.memmap) for leaf in jax.tree.leaves(dataset.x))
     repeated = None
     if count_repeated and not are_mapped:

@@ -32,12 +32,12 @@ def used(dataset: Dataset, name: str = "iid", number: int = 3, **how: Any) -> Us
 @pytest.mark.parametrize(
     ("test", "how", "expected"),
     [
-        (NONE, {}, (87, 9, 0, 0, 24, 0, 0)),
-        (NONE, {"held_out": "d"}, (81, 9, 0, 0, 30, 0, 0)),
-        (NONE, {"held_out": "d", "validate": "a"}, (54, 6, 30, 0, 30, 0, 0)),
-        (NONE, {"held_out": "d", "held_out_clients": 0.3}, (54, 6, 0, 30, 30, 0, 0)),
+        (NONE, {}, (87, 9, 0, 0, 0, 24, 0, 0)),
+        (NONE, {"held_out": "d"}, (81, 9, 0, 0, 0, 30, 0, 0)),
+        (NONE, {"held_out": "d", "validate": "a"}, (54, 6, 30, 0, 0, 30, 0, 0)),
+        (NONE, {"held_out": "d", "held_out_clients": 0.3}, (54, 6, 0, 30, 0, 30, 0, 0)),
         # The test split of other domains than the one that is held out is used for nothing.
-        (DOMAIN == 1, {"held_out": "d"}, (54, 6, 0, 0, 30, 30, 0)),
+        (DOMAIN == 1, {"held_out": "d"}, (54, 6, 0, 0, 0, 30, 30, 0)),
         (NONE, {"held_out": "d", "imbalance": 9.0}, None),
     ],
 )
