@@ -21,9 +21,9 @@ SIZE = 300
 ROWS = np.arange(SIZE)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(SIZE, 2)).astype(np.float32).round(3)
-Y = (X[:, 0] + 0.7 * RNG.normal(size=SIZE) > 0).astype(np.int32)
 # Two domains train. Of the validation of unseen domains, a part lies in one of these.
 DOMAIN = np.array(["a", "b", "c", "d", "b"])[ROWS % 5]
+Y = ((X[:, 0] > 0) ^ (DOMAIN == "b")).astype(np.int32)  # clients differ
 INSIDE = np.array(["train", "train", "train", "id_val", "id_test"])[ROWS // 5 % 5]
 SPLIT = np.select([ROWS % 5 < 2, ROWS % 5 == 3], [INSIDE, "test"], "val")
 
@@ -158,6 +158,8 @@ def test_the_splits_have_columns_of_their_own(algorithm: str, tmp_path: Path) ->
     by_name = {name: of.score for name, of in selected.domains.items()}
     known = np.concatenate([hits("id_test", "a", 0), hits("id_test", "b", 1)])
     np.testing.assert_allclose(by_name[KNOWN], known.mean(), atol=1e-6)
+    new = np.concatenate([hits("id_test", "a", None), hits("id_test", "b", None)])
+    assert (known.mean() > new.mean() + 0.1) == is_personal
     np.testing.assert_allclose(by_name["a"], hits("id_val", "a", 0).mean(), atol=1e-6)
     np.testing.assert_allclose(selected.test_score, hits("test", "d", None).mean(), atol=1e-6)
     unseen = np.concatenate([hits("val", "b", None), hits("val", "c", None)])
