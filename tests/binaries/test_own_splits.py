@@ -11,7 +11,7 @@ from fedjax_inv.checks import UsageError
 from fedjax_inv.data import federation, sources
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
-from fedjax_inv_experiments import config, extraction, finished
+from fedjax_inv_experiments import config, extraction, finished, predictions
 from fedjax_inv_experiments.assembly import experiment
 from fedjax_inv_experiments.assembly.data import KNOWN
 from fedjax_inv_experiments.folder import log, selection
@@ -162,6 +162,11 @@ def test_the_splits_have_columns_of_their_own(algorithm: str, tmp_path: Path) ->
     assert (known.mean() > new.mean() + 0.1) == is_personal
     np.testing.assert_allclose(by_name["a"], hits("id_val", "a", 0).mean(), atol=1e-6)
     np.testing.assert_allclose(selected.test_score, hits("test", "d", None).mean(), atol=1e-6)
+    of_parts = predictions.predicted(runs, 0, predictions.own_parts(runs, 0))
+    again = predictions.rows(of_parts, runs.data.objective, runs.data.dataset.classes)
+    by_part = {row["name"]: row["score"] for row in again if row["by"] == "domain"}
+    np.testing.assert_allclose(by_part[f"{KNOWN}, a"], hits("id_test", "a", 0).mean(), atol=1e-6)
+    np.testing.assert_allclose(by_part[f"{KNOWN}, b"], hits("id_test", "b", 1).mean(), atol=1e-6)
     unseen = np.concatenate([hits("val", "b", None), hits("val", "c", None)])
     np.testing.assert_allclose(max(of_val), unseen.mean(), atol=1e-6)
 
