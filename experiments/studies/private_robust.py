@@ -30,7 +30,7 @@ _COMMON = (
     "--noeval_start",
     "--eval_every=1000",  # at the end
     "--seeds=0,1,2,3,4,5,6,7,8,9",
-    "--metrics=balanced_accuracy",  # with them come the scores on each domain of the test
+    "--metrics=brier",  # with metrics come the scores on each domain of the test
     "--compile=quick",
 )
 _ROTATED = ("--environment=rotated", "--angles=0,90")
