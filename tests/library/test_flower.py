@@ -284,7 +284,7 @@ def test_no_node_knows_the_noise_or_who_attends(tmp_path: Path) -> None:
     ends = [case.deployed(tmp_path / each, Nodes(case, silent), **settings) for each in "ab"]
     keys = [end.noise_key.tolist() for end in [*ends, case.start.server]]
     assert len({*map(str, keys)}) == 3
-    networks = [case.network(end.wrapped) for end in [*ends, case.start.server]]
+    networks = [case.network(end) for end in [*ends, case.start.server]]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert laws.largest_difference(networks[first], networks[second]) > 1e-3
     longer = case.deployed(tmp_path / "a", Nodes(case, silent), **settings | {"rounds": 2})
