@@ -193,12 +193,13 @@ class Launch:
             machine.agree(0)  # no process writes before all have checked
             for number, cell in enumerate(todo, 1):
                 left = todo[number:]
-                self._compile(left[:DEPTH], ahead)
                 with self._locked(cell):
                     # Another process may have run it since the start of this one.
                     results[cell.name] = self._result(cell)
                     if results[cell.name] is None:
                         recorder = self._begin(cell, ahead, interrupt)
+                        # After its own program, which others may share.
+                        self._compile(left[:DEPTH], ahead)
                         with recorder.in_words():
                             fitted = recorder.job.plan.train(recorder.callbacks)
                         results[cell.name] = recorder.finish(fitted)

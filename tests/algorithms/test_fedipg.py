@@ -21,7 +21,6 @@ from fedjax_inv.algorithms import fedipg
 from fedjax_inv.types import (
     Algorithm,
     Array,
-    Federation,
     GradFn,
     Halves,
     Local,
@@ -186,16 +185,10 @@ def shard_in_float64(who: int) -> Shard:
 
 
 def real_examples(who: int) -> tuple[Array, Array]:
-    """x and y of a client of `federations.federation`, in its order."""
-    federation = federations.federation()
-    rows = federations.rows_of(federation, who)
-
-    @jax.jit
-    def examples(federation: Federation) -> tuple[Array, Array]:
-        x, y = widened(federations.in_floats(federation)).data[:2]
-        return x[rows], y[rows]
-
-    return examples(federation)
+    """x and y of `shard_in_float64`, in their order."""
+    rows = federations.rows_of(federations.federation(), who)
+    x, y = shard_in_float64(who).data[:2]
+    return x[rows], y[rows]
 
 
 def logits_of(model: Model, params: Halves, stats: Halves, x: Array) -> Array:

@@ -303,7 +303,9 @@ def test_all_evaluations_are_in_one_file(tmp_path: Path, monkeypatch: pytest.Mon
         TableCell(f"{name} !", result, folder=tmp_path / name) for name, result in results.items()
     ]
     runs_csv.write(tmp_path / "runs.csv", cells)
-    rows = pd.read_csv(tmp_path / "runs.csv")
+    rows = pd.read_csv(
+        tmp_path / "runs.csv", float_precision="round_trip"
+    )  # the default of pandas 3
     expected = [
         (f"{name} !", name, one.run, one.seed, one.round, domain)
         for name, rates in GRID.items()
