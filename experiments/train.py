@@ -8,6 +8,8 @@ All seeds and real hyperparameters train at once in one program. Of a grid each 
 held-out domain has a folder in the run folder, and a restart skips the finished ones.
 """
 
+from collections.abc import Callable
+
 from absl import app, flags
 
 from . import command_line, start
@@ -28,7 +30,6 @@ def main(argv: list[str]) -> str:
     from . import run
     from .assembly import factories, machine, method
     from .folder import run_folder
-    from .report import report
 
     if _HELP.value:
         method.check_algorithm(_HELP.value)
@@ -37,7 +38,15 @@ def main(argv: list[str]) -> str:
     machine.prepare(chosen.machine)
     launch = run.prepare(chosen, run_folder.path_of(chosen), in_folders=chosen.is_grid)
     with Ahead() as ahead:
-        return launch.run(report.write, ahead)
+        ahead.begin("report", _report)  # while programs compile
+        return launch.run(lambda *done: ahead.take("report", _report)(*done), ahead)
+
+
+def _report() -> Callable[..., str]:
+    """The function that writes tables and figures; its packages take a second to import."""
+    from .report import report
+
+    return report.write
 
 
 if __name__ == "__main__":

@@ -84,13 +84,15 @@ def digests(names: Collection[str]) -> dict[str, str]:
     folder without what is installed there; {} without a name.
     """
     packages = {name.partition(":")[0].partition(".")[0] for name in names}
-    found = {}
+    found: dict[str, str] = {}
+    if not packages:
+        return found
     for name, module in [*sys.modules.items()]:
         file = Path(getattr(module, "__file__", None) or os.devnull)
         is_named = name.partition(".")[0] in packages
         excluded = _LIBRARY if is_named else _INSTALLED
         is_own = is_named or file.is_relative_to(Path.cwd())
-        if packages and is_own and file.is_file() and not any(map(file.is_relative_to, excluded)):
+        if is_own and file.is_file() and not any(map(file.is_relative_to, excluded)):
             # A file that is edited later is not the code that runs.
             if name not in _digests:
                 _digests[name] = hashlib.sha256(file.read_bytes()).hexdigest()
