@@ -360,7 +360,7 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     if "split" in arrays:
         if "test" in arrays or "valid" in arrays:
             raise ValueError("split must stand alone, without test and valid")
-        test, valid, known = _splits(arrays["split"])
+        test, valid, known = tables.splits("split", arrays["split"].astype(str))
     if (test & valid).any() or (test | valid).all():
         text = "must leave an example to train on, and have none in common"
         raise ValueError(f"test and valid {text}")
@@ -371,13 +371,6 @@ def of_arrays(name: str, arrays: Mapping[str, np.ndarray]) -> Dataset:
     more["valid"] = valid if {"valid", "split"} & {*arrays} else None
     more["source"] = arrays.get("path")
     return Dataset(x, y, classes, domain, domains, test, **more)
-
-
-def _splits(names: np.ndarray) -> tables.Splits:
-    try:
-        return tables.splits(names.astype(str))
-    except ValueError as error:
-        raise ValueError(f"split {error}") from None
 
 
 def _numbered(names: Sequence[str] | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -127,7 +127,8 @@ def table(
         domain, domains = _groups(frame, roles.domain)
     test, valid, of_known = np.zeros(len(y), bool), None, None
     if roles.split in frame:
-        test, valid, of_known = _splits(frame, roles.split)
+        names = _column(frame, roles.split)[0].astype(str).to_numpy(str)
+        test, valid, of_known = splits(f"column {roles.split!r}", names)
     elif roles.test in frame:
         test = _truth(frame, roles.test)
     of_test = roles.split or roles.test
@@ -348,13 +349,6 @@ def _truth(frame: Any, name: str) -> np.ndarray:
     return numbers.astype(bool)
 
 
-def _splits(frame: Any, name: str) -> "Splits":
-    try:
-        return splits(_column(frame, name)[0].astype(str).to_numpy(str))
-    except ValueError as error:
-        raise ValueError(f"column {name!r} {error}") from None
-
-
 class Splits(NamedTuple):
     """The splits of M examples, as a `Dataset` has them."""
 
@@ -363,14 +357,14 @@ class Splits(NamedTuple):
     known: np.ndarray | None
 
 
-def splits(names: np.ndarray) -> Splits:
-    """Return the splits of names [M]; raise ValueError for a name that is none."""
+def splits(what: str, names: np.ndarray) -> Splits:
+    """Return the splits of names [M]; raise ValueError, which begins with `what`, for others."""
     texts = np.char.lower(np.char.strip(names))
     unknown = ~np.isin(texts, [*_SPLITS])
     if unknown.any():
         row = unknown.argmax()
-        text = f"holds {names[row]} in row {row + 1}, must hold train, val, test, id_val or id_test"
-        raise ValueError(text)
+        text = f"{what} holds {names[row]} in row {row + 1}, must hold train, val, test, id_val or "
+        raise ValueError(f"{text}id_test")
     found = np.array([_SPLITS[text] for text in texts])
     known = np.isin(found, ("id_val", "id_test"))
     test, valid = (np.isin(found, (name, f"id_{name}")) for name in ("test", "val"))
