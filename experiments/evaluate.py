@@ -6,11 +6,12 @@ fedjax-inv evaluate --run=runs/fedipg-digits-75 --metrics=f1,auroc --predictions
 fedjax-inv evaluate --run=runs/fedipg-digits-75 --export=networks
 fedjax-inv evaluate --run=runs/grid-digits --dataset=new.npz
 
-The run with the selected hyperparameters is evaluated, for each seed. On the run's own data each
-client is scored on its validation examples, with its own network if the algorithm is personal; the
-classes are scored on the test examples. Other data count as the examples of a new client, whatever
-their domains and splits; with a personal algorithm each client's own network is evaluated on all of
-them, too. Of a folder with several runs, such as a grid's, there is one table with a row for each
+The run with the selected hyperparameters is evaluated, for each seed. On the run's own data the
+scores are those of the training: each client is scored on its validation examples, with its own
+network if the algorithm is personal, and the test examples by the networks that a line under the
+table names. Other data count as the examples of a new client in unseen domains, whatever their
+domains and splits; with a personal algorithm each client's own network is evaluated on all of them,
+too. Of a folder with several runs, such as a grid's, there is one table with a row for each
 cell: the state and the round that it used, and its scores.
 
 --predictions has a line for each example: where it comes from (its file, or the number of its row

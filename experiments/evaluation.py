@@ -23,7 +23,7 @@ from .finished import Runs
 from .folder import files
 from .outputs import OutputFile
 from .predictions import RunPredictions, Slice
-from .report import figures, forms
+from .report import figures, forms, report, tables
 
 _MOST = 20  # clients in the table, classes in the table of confusions, and bars in a picture
 _MOST_DOMAINS = 6  # of other data, with columns in the table of cells
@@ -64,7 +64,7 @@ def predict(runs: Runs, options: EvaluationOptions) -> tuple[dict[int, RunPredic
     found: dict[int, RunPredictions] = {}
     lacking = []
     for index in finished.chosen(runs):
-        parts = predictions.own_parts(runs, runs.cell.runs[index].seed) if new is None else new
+        parts = predictions.own_parts(runs, index) if new is None else new
         try:
             run = predictions.predicted(runs, index, parts, is_new=new is not None)
         except UsageError as error:
@@ -86,7 +86,9 @@ def _new_parts(runs: Runs, options: EvaluationOptions) -> list[Slice]:
     asked = data_sets.like(runs.config.data, options.dataset)
     extraction.check_alike(runs.config.data.dataset, options.dataset)
     read = data_sets.load(asked, like=runs.data.dataset)
-    parts = predictions.new_parts(f"--dataset={options.dataset}", read, runs.data.seen)
+    adapts = runs.config.evaluation.unseen_norms != "mean"
+    where = f"--dataset={options.dataset}"
+    parts = predictions.new_parts(where, read, runs.data.seen, adapts=adapts)
     if body := runs.data.frozen:
         parts = [part._replace(x=body.outputs(part.x)) for part in parts]
     return parts
@@ -226,6 +228,8 @@ class CellEvaluation(NamedTuple):
     title: str
     scores: CellScores
     found: list[RunPredictions]  # of each selected run
+    served: str | None  # `Assembly.served`
+    norms: list[str]  # a line on BatchNorm, if it acts
 
     @property
     def rounds(self) -> str:
@@ -349,7 +353,10 @@ def run(options: EvaluationOptions) -> str:
             about = {"run": name, "algorithm": runs.cell.label, "held_out": held_out(runs)}
         scores = scored(runs, [*found.values()], options.metrics)
         title = f"{runs.cell.label}, held out: {held_out(runs)}"
-        evaluations.append(CellEvaluation(about, title, scores, [*found.values()]))
+        served = runs.data.served(runs.cell.held_out)
+        rule = "" if options.dataset and served else served
+        norms = report.unseen_norms(runs.data, is_new=bool(options.dataset))
+        evaluations.append(CellEvaluation(about, title, scores, [*found.values()], rule, norms))
         if to.networks:
             place = to.networks / runs.path.relative_to(folder)
             written += [export.export(runs, index, place) for index in found]
@@ -380,4 +387,6 @@ def run(options: EvaluationOptions) -> str:
         where += f" Predictions: {to.predictions}."
     if written:
         where += f" Networks: {', '.join(map(str, written))}."
-    return "\n".join([text, *lacking, where])
+    networks = tables.served([(each.title, each.served) for each in evaluations])
+    networks += dict.fromkeys(line for each in evaluations for line in each.norms)
+    return "\n".join([text, *networks, *lacking, where])

@@ -88,7 +88,7 @@ class Runs:
             return method.of_any_size(factory, training, model, hyper)
 
         sample = plan.sample._replace(x=jax.eval_shape(dataset.render, plan.sample.x))
-        changed = replace(plan.experiment, algorithm=algorithm)
+        changed = replace(plan.experiment, algorithm=algorithm, model=model)
         return self._fitted(replace(plan, experiment=changed, sample=sample))
 
     def _fitted(self, plan: Plan) -> Fitted:

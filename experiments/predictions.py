@@ -1,6 +1,7 @@
 """The predictions of finished runs: outputs by domain and client, their scores and metrics."""
 
 import functools
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from fedjax_inv.data import clients
 from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.federation import parts_of
 from fedjax_inv.inputs import group_names, groups
-from fedjax_inv.types import Tree
+from fedjax_inv.types import Federation, Tree
 
 from .assembly import metrics
 from .assembly.metrics import ACCURACY, Measure, Predictions
@@ -44,6 +45,7 @@ class Slice(NamedTuple):
     x: Tree  # [M, ...] the network's inputs
     y: np.ndarray  # [M, ...] targets
     number: np.ndarray | None = None  # [M] the number of each one's domain, if the score needs it
+    unseen: bool = False  # whether they are a domain whose norms follow --unseen_norms
 
 
 class RunPredictions(NamedTuple):
@@ -59,6 +61,8 @@ class RunPredictions(NamedTuple):
     outputs: np.ndarray  # [M, K]
     # (client, the outputs [M, K] of its own network), of other data
     by_client: Sequence[tuple[int, np.ndarray]] = ()
+    # Whether clients count alike in the test, as each has examples in proportions of its own
+    equally: bool = False
 
     def groups(self, *columns: str) -> Iterable[tuple[Any, np.ndarray]]:
         """(values, rows) of the examples with equal values in columns of `examples`."""
@@ -71,14 +75,18 @@ class RunPredictions(NamedTuple):
         return self.outputs[is_test], self.y[is_test]
 
 
-def own_parts(runs: Runs, seed: int) -> list[Slice]:
+def own_parts(runs: Runs, index: int) -> list[Slice]:
     """The validation examples of each client, and those that no client has, as in training.
 
-    A test of several domains has a part for each.
+    A test of several domains has a part for each, and for each client whose own network serves.
+
+    index: of a run.
     """
     assembled = runs.data
+    seed = runs.cell.runs[index].seed
     splits = assembled.splits[runs.cell.held_out]
     split = splits[seed]
+    inputs = runs.plan.inputs
     names = group_names([*splits.values()])
     of_seeds = groups(np.stack([each.domain for each in splits.values()]))
     group = of_seeds[[*splits].index(seed)]
@@ -87,29 +95,39 @@ def own_parts(runs: Runs, seed: int) -> list[Slice]:
     def part(domain: str, kind: str, client: int, rows: np.ndarray) -> Slice:
         x = jax.tree.map(lambda a: a[rows], data.x)
         number = None if data.domain is None else data.domain[rows]
-        return Slice(domain, kind, client, assembled.origin[rows], x, data.y[rows], number)
+        known = assembled.origin[rows], x, data.y[rows], number
+        return Slice(domain, kind, client, *known, unseen=kind in adapted)
 
+    adapted = set()  # the kinds whose norms follow --unseen_norms
+    if inputs.unseen_test is not None:
+        adapted = {"unseen_domain", *["test"] * bool(np.asarray(inputs.unseen_test)[index])}
     clients = enumerate(parts_of(split.valid))
     parts = [part(names[group[who]], "validation", who, rows) for who, rows in clients]
     others = [(summary.unseen_name(runs.cell, kind), kind, of) for kind, of in split.unseen.items()]
     others.append((summary.test_name(runs.cell, names), "test", split.test))
     for name, kind, federation in others:
-        (rows,) = parts_of(federation)
-        owner = np.full(len(rows), -1)
-        if assembled.is_personal and kind in split.owners:
-            owner = split.owners[kind]
+        of_owners = [np.zeros(0, int), *parts_of(federation)]
+        if own := inputs.own_tests.get(kind):
+            of_owners = [
+                rows
+                for shards in (own.own, own.others)
+                for rows in parts_of(Federation(data, *(np.asarray(a)[index] for a in shards)))
+            ]
+        rows = np.concatenate(of_owners)
+        owner = np.repeat(np.arange(len(of_owners)), [len(each) for each in of_owners])
         domain = assembled.domain[rows] if kind in _TESTS else np.zeros(len(rows), int)
         numbers = np.unique(domain)
         for number in numbers:
             of_domain = name if len(numbers) == 1 else f"{name}, {split.domains[number]}"
             for who in np.unique(owner[domain == number]):
                 its_own = (domain == number) & (owner == who)
-                parts.append(part(of_domain, kind, int(who), rows[its_own]))
+                client = -1 if who == len(of_owners) - 1 else int(who)
+                parts.append(part(of_domain, kind, client, rows[its_own]))
     return parts
 
 
-def new_parts(where: str, new: Dataset, old: Dataset) -> list[Slice]:
-    """The parts of other data, one for each domain."""
+def new_parts(where: str, new: Dataset, old: Dataset, *, adapts: bool = False) -> list[Slice]:
+    """The parts of other data, one for each domain. adapts: whether norms follow --unseen_norms."""
     if old.words or new.words:
         raise UsageError(where, ..., "must not be text, whose words every run numbers anew")
     if new.render is not None:
@@ -128,7 +146,8 @@ def new_parts(where: str, new: Dataset, old: Dataset) -> list[Slice]:
     source = np.arange(len(y)) if new.source is None else new.source
     for index, name in enumerate(new.domains):
         rows = np.flatnonzero(new.domain == index)
-        parts.append(Slice(name, "new", -1, source[rows], x[rows], y[rows], new.domain[rows]))
+        known = source[rows], x[rows], y[rows], new.domain[rows]
+        parts.append(Slice(name, "new", -1, *known, unseen=adapts))
     return parts
 
 
@@ -170,23 +189,34 @@ def predicted(
     line = runs.line(index)
     fitted = runs.fitted_to_images if is_new else runs.fitted
 
-    def predict(x: Tree, client: int | None = None) -> np.ndarray:
-        """The outputs [M, K] for x [M, ...] with the network of a client."""
-        outputs = fitted.predict(x, index, client=client)
+    def predict(x: Tree, client: int = -1, *, unseen: bool = False) -> np.ndarray:
+        """The outputs [M, K] for x [M, ...] with the network of a client; -1: a new one."""
+        known = None if client < 0 else client
+        outputs = fitted.predict(x, index, client=known, unseen=unseen)
         # A network of one's own may return [M] for a single value.
         return np.asarray(outputs[:, None] if outputs.ndim == 1 else outputs)
 
-    parts = [part for part in parts if len(part.y)]
-    x = jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.x for part in parts))
-    if not fitted.algorithm(index).personal:
-        return RunPredictions(line.seed, line.played, *joined(parts), predict(x))
-    of_parts = [predict(part.x, None if part.client < 0 else part.client) for part in parts]
+    def concatenated(of_parts: Iterable[Slice]) -> Tree:
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves), *(part.x for part in of_parts))
+
+    personal = fitted.algorithm(index).personal
+
+    def network(part: Slice) -> tuple[int, bool, str]:
+        return part.client if personal else -1, part.unseen, part.domain if part.unseen else ""
+
+    parts = sorted((part for part in parts if len(part.y)), key=lambda part: part.unseen)
+    outputs = [
+        predict(concatenated(of_network), client, unseen=unseen)
+        for (client, unseen, _), of_network in itertools.groupby(parts, network)
+    ]
     by_client = []
-    if is_new:
+    if is_new and personal:
+        x = concatenated(parts)
         number = fitted.plan.inputs.train.size.shape[1]
         by_client = [(client, predict(x, client)) for client in range(number)]
-    outputs = np.concatenate(of_parts)
-    return RunPredictions(line.seed, line.played, *joined(parts), outputs, by_client)
+    equally = runs.plan.own_rule == "proportions"
+    about = line.seed, line.played, *joined(parts)
+    return RunPredictions(*about, np.concatenate(outputs), by_client, equally)
 
 
 def joined(parts: Sequence[Slice]) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
@@ -275,7 +305,10 @@ def group_scores(
     of_counts = counter(score)
 
     def scores(group: np.ndarray) -> dict[str, Any]:
-        found: dict[str, Any] = {"examples": len(group), **of_examples.iloc[group].mean()}
+        of_group = of_examples.iloc[group]
+        if run.equally and run.examples["split"].iloc[group[0]] == "test":
+            of_group = of_group.groupby(run.examples["client"].iloc[group].to_numpy()).mean()
+        found: dict[str, Any] = {"examples": len(group), **of_group.mean()}
         if of_counts:
             found["score"] = of_counts(outputs[group], run.y[group], run.number[group])
         return found | metrics.values(asked, Predictions(task.kind, run.y[group], outputs[group]))

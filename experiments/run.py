@@ -285,7 +285,13 @@ class Launch:
             plan.trace()
         used = self._uses(cell.held_out)
         run_folder.begin(
-            folder, setup.config, cell, self._provenance(cell), used, self._weighting(cell)
+            folder,
+            setup.config,
+            cell,
+            self._provenance(cell),
+            used,
+            self._weighting(cell),
+            setup.served(cell.held_out),
         )
         if setup.is_scaled:
             files.write_json(folder / _INPUTS, setup.scalers.record(cell.held_out))

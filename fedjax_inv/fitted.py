@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_inv import checks, evaluation, platforms, rounds, tree, types
+from fedjax_inv import checks, evaluation, platforms, rounds, tree, types, unseen_norms
 from fedjax_inv.checks import UsageError
 from fedjax_inv.data import clients, federation
 from fedjax_inv.inputs import Run
@@ -20,6 +20,14 @@ from fedjax_inv.one_run import Outcome, Training, first_network
 from fedjax_inv.types import Array, Tree
 
 _BATCH = 512  # the examples that are predicted at once
+# The networks that the test score is of, by the rules of `inputs.own_tests`.
+SERVED = {
+    "own": "each client's own network on the test examples of that client, a new client's on the "
+    "others",
+    "proportions": "each client's own network on test examples in the proportions of the client's "
+    "classes, a mean over clients",
+    "": "the network of a client that was never seen",
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,13 +153,7 @@ class Fitted:
     @property
     def served(self) -> str:
         """Which networks the test score is of, in words."""
-        rule = {
-            "own": "of each client's own network on the test examples of that client, and of a new "
-            "client's on the others",
-            "proportions": "of each client's own network on test examples in the proportions of "
-            "the client's classes, a mean over clients",
-        }
-        return rule.get(self.plan.own_rule, "of the network of a client that was never seen")
+        return SERVED[self.plan.own_rule]
 
     @property
     def latest(self) -> dict[str, np.ndarray]:
@@ -208,6 +210,16 @@ class Fitted:
         def predict(hyper: Mapping[str, Array], server: Tree, own: Tree, x: Tree) -> Array:
             with platforms.products_at(self.plan.experiment.precision):
                 return self.plan.build(hyper).predict(server, own, x)
+
+        return jax.jit(predict)
+
+    @functools.cached_property
+    def _predict_unseen(self) -> Any:
+        experiment = self.plan.experiment
+
+        def predict(network: types.Variables, x: Tree) -> Tree:
+            with platforms.products_at(experiment.precision):
+                return unseen_norms.predict(experiment.unseen_norms, experiment.model, network, x)
 
         return jax.jit(predict)
 
@@ -302,17 +314,24 @@ class Fitted:
             lambda *leaves: np.mean(leaves, 0, np.float64).astype(leaves[0].dtype), *networks
         )
 
-    def predict(self, x: Tree, run: int = 0, *, client: int | None = None) -> Any:
+    def predict(
+        self, x: Tree, run: int = 0, *, client: int | None = None, unseen: bool = False
+    ) -> Any:
         """Return the outputs of a run's network on inputs x [B, ...], on the host.
 
         They are [B, ...], or a tree if the network has several; logits [B, K] of classifiers, whose
         classes are argmax(-1). `client` is the client that is served, for an algorithm with
-        personal networks, or None for one that was never seen.
+        personal networks, or None for one that was never seen. `unseen` is whether x are all inputs
+        of a domain that no client has, as `Evaluations.unseen_norms` normalises them.
         """
         algorithm = self.algorithm(run)
         state = self.stored().state
         x = self._inputs_of(x)
         self._check_client(client)
+        if unseen and client is not None:
+            raise UsageError("client", client, "must be None, as no client has an unseen domain")
+        if unseen and self.plan.experiment.unseen_norms != "mean":
+            return jax.device_get(self._predict_unseen(self.network(run), x))
         server = jax.tree.map(lambda leaf: leaf[run], state.server)
         own: Tree = ()
         if algorithm.personal and (client is None or self._is_pooled):

@@ -4,7 +4,7 @@ Axis letter: R runs.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -201,6 +201,18 @@ def _detailed(
     return Detailed(_shared(_padded(by_class), which), _of_clients(_padded(test_shards), which))
 
 
+def own_rule(splits: Collection[Split], num_classes: int) -> str:
+    """Return the rule by which clients' own networks serve examples of the test.
+
+    It is "own" if the clients of some are known (`Split.owners`). Else it is "proportions" for a
+    test without a domain of its own, with K classes (`num_classes`): each client gets examples in
+    the proportions of its classes (`federation.test_shards`). Or it is "": none are served.
+    """
+    if any("test" in split.owners for split in splits):
+        return "own"
+    return "proportions" if num_classes and all(map(_has_their_classes, splits)) else ""
+
+
 def own_tests(
     runs: Sequence[Run],
     splits: Mapping[int, Split],
@@ -210,10 +222,8 @@ def own_tests(
 ) -> tuple[dict[str, OwnTest], str]:
     """Return which examples clients' own networks serve, and which rule gives those of the test.
 
-    By "test" and "known_domains" they are the examples whose client is known (`Split.owners`). The
-    rule is "own" if the test has such examples. Else it is "proportions" for a test without a
-    domain of its own, with K classes (`num_classes`): each client gets examples in the proportions
-    of its classes (`federation.test_shards`, whose `source` it is). Or it is "": none are served.
+    By "test" and "known_domains" they are the examples whose client is known (`Split.owners`).
+    `own_rule` has the rules; `source` is that of `federation.test_shards`.
     """
     kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
     chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
@@ -223,10 +233,9 @@ def own_tests(
         name: _own_test([_by_owner(split, name) for split in chosen], which)
         for name in sorted(names)
     }
-    if "test" in names:
-        return found, "own"
-    if not num_classes or not all(map(_has_their_classes, splits.values())):
-        return found, ""
+    rule = own_rule(splits.values(), num_classes)
+    if rule != "proportions":
+        return found, rule
     pairs = []
     for (seed, left_out), split in zip(kinds, chosen, strict=True):
         own, others = _by_owner(split, "test")
@@ -234,7 +243,7 @@ def own_tests(
             own = federations.test_shards(split, num_classes, seed, source=source)
             others = federations.of_parts(split.test.data, [np.zeros(0, int)])
         pairs.append((own, others))
-    return found | {"test": _own_test(pairs, which)}, "proportions"
+    return found | {"test": _own_test(pairs, which)}, rule
 
 
 def _by_owner(split: Split, name: str) -> tuple[types.Federation, types.Federation]:

@@ -8,6 +8,8 @@ Practical Domain Adaptation", arXiv 1603.04779). A batch's statistics are those 
 which dropout and augmentation act, too.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -76,6 +78,37 @@ def _estimated(
     return jax.tree.unflatten(structure, leaves)
 
 
+def _outputs(
+    rule: str, model: types.Model, variables: types.Variables, shard: types.Shard, axis: Axis
+) -> Callable[[types.Batch], Tree]:
+    """Return a function from a batch of a shard to the outputs of a network."""
+    others = running(variables.stats)[1]
+    fixed = _estimated(model, variables, shard, axis) if rule == "estimated" else None
+
+    def outputs(batch: types.Batch) -> Tree:
+        own = of_batch(model, variables, batch) if fixed is None else fixed
+        return models.predict(model, variables._replace(stats=tree.combine(own, others)), batch.x)
+
+    return outputs
+
+
+def predict(rule: str, model: types.Model, variables: types.Variables, x: Tree) -> Tree:
+    """Return the outputs [M, ...] for all inputs x [M, ...] of an unseen domain.
+
+    `rule` is "batch" or "estimated"; batches are those of `evaluate` on one device.
+    """
+    number = len(jax.tree.leaves(x)[0])
+    rows = jnp.arange(number, dtype=jnp.int32)
+    data = types.Examples(x, jnp.zeros(number))
+    shard = types.Shard(data, rows, jnp.int32(0), jnp.int32(number), jnp.int32(0))
+    outputs = _outputs(rule, model, variables, shard, Axis())
+    places = jnp.arange(-(-number // BATCH) * BATCH).reshape(-1, BATCH)
+    of_batches = jax.lax.map(
+        lambda some: outputs(local.take_batch(shard, some, some < number)), places
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:number], of_batches)
+
+
 def evaluate(
     rule: str,
     model: types.Model,
@@ -93,12 +126,7 @@ def evaluate(
     """
     data, order, start, size = shards
     shard = types.Shard(data, order, start[0], size[0], jnp.int32(0))
-    others = running(variables.stats)[1]
-    fixed = _estimated(model, variables, shard, axis) if rule == "estimated" else None
-
-    def outputs(batch: types.Batch) -> Array:
-        own = of_batch(model, variables, batch) if fixed is None else fixed
-        return models.predict(model, variables._replace(stats=tree.combine(own, others)), batch.x)
+    outputs = _outputs(rule, model, variables, shard, axis)
 
     def sums(batch: types.Batch) -> tuple[Array, Array, Array]:
         return *evaluation.measured(score, loss, outputs(batch), batch), batch.mask.sum()

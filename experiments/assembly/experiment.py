@@ -64,14 +64,13 @@ class Assembly:
     def plan(self, cell: Cell) -> Plan:
         """A cell, ready to be compiled and trained: what the flags ask of `fit`."""
         config, training = self.config, self.config.training
-        by_class = config.evaluation.watch_classes
         splits = Splits(
             self.data,
             self.splits[cell.held_out],
             variables=self.variables,
             scaling=self.scalers.of_runs(cell.held_out, cell.runs) if self.is_scaled else None,
             source=self.source,
-            num_classes=len(self.dataset.classes) if by_class else 0,
+            num_classes=self._num_classes,
         )
         return plan(
             self.factory(cell),
@@ -103,6 +102,19 @@ class Assembly:
             ).personal
             for cell in first
         )
+
+    def served(self, held_out: str | None) -> str | None:
+        """The rule by which clients' own networks serve the test (`inputs.own_rule`).
+
+        None if no method of the command serves clients with their own.
+        """
+        splits = self.splits[held_out].values()
+        return inputs.own_rule(splits, self._num_classes) if self.is_personal else None
+
+    @property
+    def _num_classes(self) -> int:
+        """K, 0 if targets are no classes."""
+        return len(self.dataset.classes) if self.objective.kind == "classes" else 0
 
     @property
     def is_scaled(self) -> bool:

@@ -140,9 +140,6 @@ def check(
         hyperparameters, too.
     """
     metrics.check(watched.metrics, objective.kind)
-    if watched.metrics and watched.unseen_norms != "mean":
-        text = "must be mean with --metrics, whose predictions use it"
-        raise flag_error("unseen_norms", watched.unseen_norms, text)
     if watched.watch_classes and objective.kind != "classes":
         text = f"needs data with classes, these have {objective.kind}"
         raise flag_error("watch_classes", True, text)

@@ -185,6 +185,7 @@ class FolderRecord(Record, frozen=True):
     start: Provenance
     uses: UsesRecord | None = None
     weighting: str = ""  # of clients of different sizes: size, uniform or own; "" if they are alike
+    served: str | None = None  # `Assembly.served`
 
 
 class RunResult(Record, frozen=True):

@@ -277,6 +277,7 @@ def begin(
     start: Provenance,
     uses: Uses | None = None,
     weighting: str = "",
+    served: str | None = None,
 ) -> None:
     """Writes config.json: the flags, the cell, where the run comes from, and its examples."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -284,7 +285,8 @@ def begin(
         start = provenance.merged([record_of(folder).start, start])
     files.remove(folder / "result.json")  # of fewer rounds
     used = records.UsesRecord.of(uses) if uses else None
-    record = FolderRecord(records_of(chosen), records.CellRecord.of(cell), start, used, weighting)
+    of_cell = records.CellRecord.of(cell)
+    record = FolderRecord(records_of(chosen), of_cell, start, used, weighting, served)
     files.write_json(folder / "config.json", record)
 
 

@@ -60,8 +60,7 @@ def write_table(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]
         _cell(config, cell, constants.get(selection.held_out_of(cell.result), {})) for cell in cells
     ]
     more += [text] if (text := aggregation.budget(config)) else []
-    if assembled.has_running_norms and any(map(assembled.tests_unseen, assembled.cells)):
-        more.append(f"BatchNorm on unseen domains: {_NORMS[config.evaluation.unseen_norms]}.")
+    more += unseen_norms(assembled)
     text = tables.write(folder / "table", finished, _main(config, finished), title=title, more=more)
     runs_csv.write(folder / "runs.csv", finished)
     if is_one:
@@ -82,6 +81,14 @@ _NORMS = {
     "batch": "the statistics of each batch (--unseen_norms=batch)",
     "estimated": "the statistics of all their inputs (--unseen_norms=estimated)",
 }
+
+
+def unseen_norms(assembled: Assembly, *, is_new: bool = False) -> list[str]:
+    """A line on BatchNorm where unseen domains are evaluated. is_new: whether other data are."""
+    has_unseen = is_new or any(map(assembled.tests_unseen, assembled.cells))
+    if not (assembled.has_running_norms and has_unseen):
+        return []
+    return [f"BatchNorm on unseen domains: {_NORMS[assembled.config.evaluation.unseen_norms]}."]
 
 
 def _cell(
@@ -187,7 +194,7 @@ def _metrics(assembled: Assembly, folder: Path, cells: Sequence[FinishedCell]) -
             if picked.round != runs.round:
                 runs = of_state["best"]
             try:
-                found = predictions.predicted(runs, index, predictions.own_parts(runs, run.seed))
+                found = predictions.predicted(runs, index, predictions.own_parts(runs, index))
             except UsageError as error:
                 lacking.append(f"The metrics leave out seed {run.seed}{of}: {error}.")
                 continue

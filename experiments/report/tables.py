@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_inv.data.federation import UNSEEN
+from fedjax_inv.fitted import SERVED
 
 from ..assembly.data import KNOWN, NEVER_SEEN
 from ..assembly.metrics import ACCURACY, Measure
@@ -642,6 +643,7 @@ def write(
         main.table,
         *filter(None, [caption]),
         *about,
+        *served(_rules(cells)),
         *_weights(cells),
         *_sources(cells),
     ]
@@ -661,6 +663,28 @@ def write(
         details = _details(cells)
     forms.write_markdown(path.with_suffix(".md"), [*parts, *details, *more], title)
     return forms.printed([*parts, *more])
+
+
+def _rules(cells: Sequence[TableCell]) -> list[tuple[str, str | None]]:
+    """The label of each cell, and the rule by which clients' own networks serve its test."""
+    there = [cell for cell in cells if (cell.folder / "config.json").exists()]
+    return [(cell.label, run_folder.record_of(cell.folder).served) for cell in there]
+
+
+def served(rules: Sequence[tuple[str, str | None]]) -> list[str]:
+    """A line that says which networks the test scores are of, if some methods are personal.
+
+    rules: a label, and the rule by which clients' own networks serve the test (`Assembly.served`).
+    """
+    if not {rule for _, rule in rules} - {None}:
+        return []
+    labels: dict[str, dict[str, None]] = {}
+    for label, rule in rules:
+        labels.setdefault(SERVED[rule or ""], {})[label] = None
+    if len(labels) == 1:
+        return [f"The test score is that of {next(iter(labels))}."]
+    texts = [f"{', '.join(names)}: {text}" for text, names in labels.items()]
+    return [f"Test scores are of different examples. {'; '.join(texts)}."]
 
 
 def _weights(cells: Sequence[TableCell]) -> list[Part]:

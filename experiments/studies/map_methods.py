@@ -13,6 +13,8 @@ from ..errors import check_known, flag_error
 _ADAM = ("--server_optimizer=adam", "--server_learning_rate=0.01", "--server_epsilon=1e-8")
 # A large penalty acts after a warm-up.
 _LARGE = ("--set=scale_loss=true", "--set=warmup_rounds={WARMUP}", *_ADAM)
+# Clients weigh by size, as FedAvg's do, in methods whose papers weigh them equally.
+_BY_SIZE = ("--set=weighting=size",)
 _LATE = ("--set=warmup_rounds={WARMUP}",)
 RATES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)
 FEW_RATES = (0.05, 0.2, 0.7)
@@ -51,11 +53,10 @@ LISTED: dict[str, MapMethod] = {
     "fedavg-momentum": MapMethod("fedavg", momentum=0.9),
     "fedavg-adam": MapMethod("fedavg", settings=_ADAM),
     "fedprox": MapMethod("fedprox", "proximal", (0.01, 0.1, 1.0)),
-    "scaffold": MapMethod("scaffold"),
-    "fedpvr": MapMethod("fedpvr"),
+    "scaffold": MapMethod("scaffold", settings=_BY_SIZE),
+    "fedpvr": MapMethod("fedpvr", settings=_BY_SIZE),
     "fednova": MapMethod("fednova"),
-    # It minimises the mean over examples, as FedAvg does; its paper's is the mean over clients.
-    "feddyn": MapMethod("feddyn", "alpha", (0.01, 0.1, 1.0), ("--set=weighting=size",)),
+    "feddyn": MapMethod("feddyn", "alpha", (0.01, 0.1, 1.0), _BY_SIZE),
     "qfedavg": MapMethod("qfedavg", "q", (0.1, 0.5, 2.0)),
     "afl": MapMethod("afl", "step_size", (0.01, 0.1, 1.0)),
     "vrex": MapMethod("vrex", "beta", (0.1, 1.0, 10.0)),
@@ -66,7 +67,7 @@ LISTED: dict[str, MapMethod] = {
         "feddg_ga", "step_size", (0.05, 0.1, 0.2), ("--set=num_rounds={ROUNDS}",)
     ),
     "fedsam": MapMethod("fedsam", "rho", (0.02, 0.1, 0.5)),
-    "fedsr": MapMethod("fedsr", "l2r", (0.01, 0.1, 1.0)),
+    "fedsr": MapMethod("fedsr", "l2r", (0.01, 0.1, 1.0), _BY_SIZE),
     "fedmix": MapMethod("fedmix", "ratio", (0.05, 0.1, 0.2)),
     "moon": MapMethod("moon", "penalty", (0.1, 1.0, 5.0), ("--set=projection=0",)),
     "fedproto": MapMethod("fedproto", "penalty", (0.1, 1.0, 10.0)),
@@ -75,7 +76,7 @@ LISTED: dict[str, MapMethod] = {
         "fedcfa", "positive_weight", (0.5, 1.0, 5.0), ("--set=scores=magnitude",)
     ),
     "cafe": MapMethod("cafe", "alpha", (0.0, 0.2, 0.5), momentum=0.9),  # it needs momentum
-    "fediir": MapMethod("fediir", "penalty", (0.001, 0.01, 0.1)),
+    "fediir": MapMethod("fediir", "penalty", (0.001, 0.01, 0.1), _BY_SIZE),
     "fedipg": MapMethod("fedipg", "penalty", (0.001, 0.01, 0.1)),
     "fedipg-large": MapMethod(
         "fedipg", "penalty", (1.0, 100.0, 10000.0), ("--set=penalty_on=classifier", *_LARGE)

@@ -18,7 +18,7 @@ from fedjax_inv.data import federation
 from fedjax_inv.types import Examples
 from fedjax_inv_experiments import command_line, config, run, sheet
 from fedjax_inv_experiments import map as map_binary
-from fedjax_inv_experiments.assembly import clients, experiment, grid
+from fedjax_inv_experiments.assembly import clients, experiment, grid, method
 from fedjax_inv_experiments.report import differences
 from fedjax_inv_experiments.report import figures as drawing
 from fedjax_inv_experiments.studies import (
@@ -105,6 +105,14 @@ def test_all_listed_algorithms_that_fit_are_rows() -> None:
     there = {method.algorithm for method in map_methods.LISTED.values()}
     # FedBN needs layers that normalise. Ditto's global network is FedAvg's.
     assert set(algorithms.LISTED) - there == {"fedbn", "ditto"}
+
+
+def test_clients_weigh_by_size_unless_a_method_has_weights_of_its_own() -> None:
+    for name, row in map_methods.LISTED.items():
+        chosen = command_line.of_arguments(row.flags(30, 32))
+        (settings,) = method.settings(chosen.method).values()
+        one = {key: value[0] for key, value in settings.items()}
+        assert method.weighting(chosen, row.algorithm, one) in ("size", "own"), name
 
 
 @pytest.mark.parametrize("name", map_columns.LISTED)

@@ -182,11 +182,12 @@ def test_an_exported_network_says_what_its_outputs_mean(ran: Ran, tmp_path: Path
 
 def test_a_network_may_return_one_value_without_an_axis() -> None:
     fitted = SimpleNamespace(
-        predict=lambda x, index, client: x[:, 0],
+        predict=lambda x, index, client, unseen: x[:, 0],
         algorithm=lambda index: SimpleNamespace(personal=False),
     )
     line = SimpleNamespace(played=1, seed=0)
-    runs: Any = SimpleNamespace(fitted=fitted, line=lambda index: line)
+    plan = SimpleNamespace(own_rule="")
+    runs: Any = SimpleNamespace(fitted=fitted, line=lambda index: line, plan=plan)
     parts = [predictions.Slice("a", "test", -1, np.arange(len(X)), X, X[:, 0])]
     found = predictions.predicted(runs, 0, parts)
     np.testing.assert_array_equal(found.outputs, X[:, :1])

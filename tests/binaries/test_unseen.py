@@ -17,7 +17,7 @@ from fedjax_inv_experiments.folder.records import Domain
 from fedjax_inv_experiments.folder.selection import RULES
 from fedjax_inv_experiments.folder.summary import NEVER_SEEN
 from fedjax_inv_experiments.report import data_figures
-from runs import line, no_figures, train
+from runs import line, no_figures, ran, train
 
 DOMAINS = ("a", "c", "p", "s")
 
@@ -100,6 +100,27 @@ def test_the_rule_looks_at_the_unseen_domain_alone() -> None:
     assert RULES["unseen_domain"].score(lines[2]) == 0.6
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        # Each client's own network, on examples in the proportions of its classes.
+        {"algorithm": ("ditto",), "environment": "none", "held_out": "none"}
+        | {"partition": "dirichlet", "alpha": 0.1, "clients": 5},
+        {"norm": "batch", "unseen_norms": "batch", "validate": "40"},
+        {"norm": "batch", "unseen_norms": "estimated"},
+    ],
+)
+def test_an_evaluation_has_the_scores_of_the_training(flags: Any, tmp_path: Path) -> None:
+    common = {"angles": (0.0, 40.0, 80.0), "rounds": 2, "eval_every": 2, "widths": (4,)}
+    folder = ran(config.of(run_dir=str(tmp_path / "run"), **{**common, **flags})).folder
+    runs = finished.open("run", folder, "last")
+    of = predictions.predicted(runs, 0, predictions.own_parts(runs, 0))
+    rows = predictions.rows(of, runs.data.objective, runs.data.dataset.classes)
+    again = {row["name"]: row["score"] for row in rows if row["by"] == "domain"}
+    told = {name: domain.score for name, domain in runs.line(0).domains.items()}
+    assert again == pytest.approx(told, abs=1e-6)
+
+
 @pytest.mark.slow
 def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
     """The clients never seen get, of a personal algorithm, what a new client gets."""
@@ -124,9 +145,7 @@ def test_what_nobody_trained_on_is_a_domain_of_its_own(tmp_path: Path) -> None:
             best = max(x.domains[by].score for x in of_run)
             selected = runs.line(run)
             assert selected.domains[by].score == best
-            seed = runs.cell.runs[run].seed
-            parts = predictions.own_parts(runs, seed)
-            of = predictions.predicted(runs, run, parts)
+            of = predictions.predicted(runs, run, predictions.own_parts(runs, run))
             rows = predictions.rows(of, runs.data.objective, runs.data.dataset.classes)
             again = {row["name"]: row for row in rows if row["by"] == "domain"}
             assert [*again] == [*selected.domains]

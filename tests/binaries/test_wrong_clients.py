@@ -91,8 +91,8 @@ def test_predictions_name_rows_of_the_data_set(made: Assembly) -> None:
     *_, cell = made.cells
     start: Any = None
     runs = Runs("", Path(), "best", made.config, cell, start, start, lambda: made)
-    for seed in (0, 1):
-        parts = predictions.own_parts(runs, seed)
+    for index in range(len(cell.runs)):
+        parts = predictions.own_parts(runs, index)
         assert [part.client for part in parts] == [0, 1, 2, 3, -1]
         rows = np.concatenate([part.source for part in parts])
         assert rows.max() < len(made.dataset.y)

@@ -81,9 +81,17 @@ def test_statistics_are_those_of_the_unseen_domain(name: str, devices: int) -> N
         scores[rule] = found.history["test_score"][0, -1]
         if devices == 1 or rule == "estimated":  # devices have batches of their parts
             assert scores[rule] == pytest.approx(by_hand(found, rows, size), abs=2 / len(rows))
+            outputs = found.predict(X[rows], unseen=True)
+            assert (outputs.argmax(1) == Y[rows]).mean() == pytest.approx(scores[rule])
         for one, other in zip(*(jax.tree.leaves(f.network()) for f in (plain, found)), strict=True):
             np.testing.assert_array_equal(one, other)  # the training is the same
     assert min(scores.values()) > 0.85 > plain.history["test_score"][0, -1]
+
+
+def test_no_client_has_an_unseen_domain() -> None:
+    fitted = run("estimated", rounds=1)
+    with pytest.raises(UsageError, match="client=0"):
+        fitted.predict(X, client=0, unseen=True)
 
 
 def test_only_unseen_domains_have_their_own() -> None:
