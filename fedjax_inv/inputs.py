@@ -208,8 +208,9 @@ def own_rule(splits: Collection[Split], num_classes: int) -> str:
     test without a domain of its own, with K classes (`num_classes`): each client gets examples in
     the proportions of its classes (`federation.test_shards`). Or it is "": none are served.
     """
-    if any("test" in split.owners for split in splits):
-        return "own"
+    owners = [split.owners["test"] for split in splits if "test" in split.owners]
+    if owners:
+        return "own" if any((owner >= 0).any() for owner in owners) else ""
     return "proportions" if num_classes and all(map(_has_their_classes, splits)) else ""
 
 
@@ -228,7 +229,7 @@ def own_tests(
     kinds = list(dict.fromkeys((run.seed, run.left_out) for run in runs))
     chosen = [federations.without(splits[seed], left_out) for seed, left_out in kinds]
     which = [kinds.index((run.seed, run.left_out)) for run in runs]
-    names = {name for split in chosen for name in split.owners}
+    names = {name for split in chosen for name, owner in split.owners.items() if (owner >= 0).any()}
     found = {
         name: _own_test([_by_owner(split, name) for split in chosen], which)
         for name in sorted(names)

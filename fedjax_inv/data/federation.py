@@ -33,8 +33,8 @@ class Split(NamedTuple):
     domains: tuple[str, ...]
     # Further examples that no client holds, by names of `UNSEEN`: each a federation of one client
     unseen: Mapping[str, Federation] = {}
-    # The training client whose user or domain each example is of, -1 if none is known: of "test"
-    # [T] and "known_domains", in their order, if any is known
+    # The training client whose user or domain each example is of, -1 if none has it: of "test" [T]
+    # and "known_domains", in their order, where it is known
     owners: Mapping[str, np.ndarray] = {}
 
     def replaced(self, of: Callable[[Federation], Federation]) -> "Split":
@@ -318,20 +318,24 @@ def split(
 def _owners(dataset: Dataset, clients: Sequence[np.ndarray], rows: np.ndarray) -> np.ndarray | None:
     """Return the client that has the user of each row, or else its domain; -1 if there is none.
 
-    None: several clients share users, or domains, or no row is of one of theirs.
+    None: several clients share the users, or the domains, of rows.
     """
+    are_new = False  # whether all rows are of users, or of domains, that no client has
     known = [dataset.user] if len(dataset.domains) == 1 else [dataset.user, dataset.domain]
     for values in known:
         if values is None:
             continue
         own = [np.unique(values[held]) for held in clients]
         every = np.concatenate(own)
-        if len(np.unique(every)) == len(every) and np.isin(values[rows], every).any():
+        is_known = np.isin(values[rows], every)
+        is_apart = len(np.unique(every)) == len(every)
+        are_new |= len(rows) > 0 and not is_known.any() and (is_apart or values is dataset.domain)
+        if is_apart and is_known.any():
             order = np.argsort(every)
             at = np.minimum(np.searchsorted(every, values[rows], sorter=order), len(every) - 1)
             client = np.repeat(np.arange(len(own)), [len(each) for each in own])[order[at]]
-            return np.where(every[order[at]] == values[rows], client, -1)
-    return None
+            return np.where(is_known, client, -1)
+    return np.full(len(rows), -1) if are_new else None
 
 
 def dealt(dataset: Dataset, *held_out: str | None) -> np.ndarray:
