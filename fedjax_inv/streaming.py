@@ -11,7 +11,7 @@ shards; l rows of a run in a part.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -57,8 +57,11 @@ class Streamed:
         if inputs.watched is not None:
             raise UsageError("inputs", ..., "must have no watched examples")
         self._program = program
-        self._parts = _Parts(source, inputs, cohorts, program.layout, every, part_bytes)
-        self._start = self._parts.without_rows()
+        most = max(1, part_bytes // (source.row_bytes * len(inputs.seed)))  # rows of a run
+        reader = _Reader(source, inputs, program.layout)
+        self._training = _TrainingParts(reader, inputs, cohorts, every, most)
+        self._evaluation = _EvaluationParts(reader, inputs, program.layout.client_devices, most)
+        self._start = self._training.without_rows()
 
     def init(self, data: types.Examples, inputs: Inputs) -> Training:
         """Return the training before the first round."""
@@ -68,11 +71,11 @@ class Streamed:
         self, data: types.Examples, inputs: Inputs, training: Training, cohorts: types.Cohort
     ) -> tuple[Training, Played]:
         """Play the next rounds, part by part."""
-        parts = self._parts
+        parts = self._training
         done = int(np.ravel(training.state.round)[0])
         reports = []
         for at in range(0, cohorts.who.shape[1], parts.length):
-            part = parts.of_rounds(done + at)
+            part = parts.take(done + at)
             jax.block_until_ready(training)  # or parts would pile up on the devices
             now = _rounds(cohorts, at, parts.length)
             training, played = self._program.rounds(*part, training, now)
@@ -84,11 +87,11 @@ class Streamed:
 
     def evaluate(self, data: types.Examples, inputs: Inputs, training: Training) -> Outcome:
         """Evaluate part by part, and return the outcome of no rounds."""
-        parts = self._parts
+        parts = self._evaluation
         evaluate = self._program.evaluate
-        if parts.num_evaluated == 1:
-            return evaluate(*parts.first_evaluated, training)
-        outcomes = (evaluate(*part, training) for part in parts.evaluated())
+        if parts.count == 1:
+            return evaluate(*parts.first, training)
+        outcomes = (evaluate(*part, training) for part in parts.in_turn())
         return _together([jax.device_get(outcome) for outcome in outcomes])
 
     def segment(
@@ -177,62 +180,24 @@ class _Rows:
 _Part = tuple[types.Examples, Inputs]
 
 
-class _Parts:
-    """Reads parts, all in one thread, and places them on the devices.
+class _Reader:
+    """Reads the rows of parts in one thread, and places them on the devices."""
 
-    Attributes:
-      length: the rounds of a part.
-      num_evaluated: the parts of an evaluation.
-    """
-
-    def __init__(
-        self,
-        source: Stored,
-        inputs: Inputs,
-        cohorts: types.Cohort,
-        layout: Layout,
-        every: int,
-        part_bytes: int,
-    ) -> None:
+    def __init__(self, source: Stored, inputs: Inputs, layout: Layout) -> None:
         self._source = source
-        self._cohorts = cohorts
         self._layout = layout
-        self._train = _Shards(*map(np.asarray, inputs.train[:3]))
-        held_out = [getattr(inputs, name) for name in _HELD_OUT]
-        shards, self._structure = jax.tree.flatten(held_out, is_leaf=devices.is_shards)
-        self._kinds = [type(each) for each in shards]
-        self._held_out = [_Shards(*map(np.asarray, each)) for each in shards]
         none: Any = ()
         others = inputs._replace(train=none, valid=none, test=none, detailed=None, unseen={})
         others = others._replace(own_tests={})
         # From the host, or a part would wait for the rounds on the devices that compute them.
         self._inputs = others if layout.mesh is None else jax.device_get(others)
         self._thread = ThreadPoolExecutor(1, "reads-examples")
-        self._ahead: tuple[int, Future[_Part]] | None = None  # of the round that is named
-        self._num_runs = len(self._train.size)
-        most = max(1, part_bytes // (source.row_bytes * self._num_runs))  # rows of a run
-        for self.length in (n for n in range(every, 0, -1) if every % n == 0):
-            self._room = self._most_rows(self.length)
-            if self._room <= most:
-                break
-        totals = [int(each.size.sum(1, dtype=np.int64).max()) for each in self._held_out]
-        self.num_evaluated = max(1, -(-sum(totals) // most))
-        self._blocks = layout.client_devices
-        # Each block may have a row more than its share.
-        shares = [total // self.num_evaluated + self._blocks for total in totals]
-        self._evaluated_room = sum(shares)
 
-    def without_rows(self) -> _Part:
-        """Return one example, and the training clients without their rows."""
-        order = np.zeros((self._num_runs, 1), np.int32)
-        start = np.zeros_like(self._train.start)
-        return self._placed(np.zeros(1, int), train=self._clients(order, start))
+    def begin(self, read: Callable[[int], _Part], at: int) -> Future[_Part]:
+        """Begin to read a part in the thread."""
+        return self._thread.submit(read, at)
 
-    def _clients(self, order: Any, start: Any) -> ClientShards:
-        size: Any = self._train.size
-        return ClientShards(order, start, size)
-
-    def _placed(self, rows: np.ndarray, **shards: Tree) -> _Part:
+    def placed(self, rows: np.ndarray, **shards: Tree) -> _Part:
         """Read rows and place them beside the inputs with these shards."""
         data = self._source.take(rows.reshape(-1))
         inputs = self._inputs._replace(**shards)
@@ -240,70 +205,118 @@ class _Parts:
             return jax.device_put((data, inputs))
         return self._layout.place(data, inputs)
 
-    # Parts of rounds.
 
-    def _present(self, run: int, first: int, length: int) -> np.ndarray:
-        """Return the clients of a run that attend rounds."""
-        of_run = _rounds(self._cohorts, first, length)
-        return np.unique(np.asarray(of_run.who[run])[np.asarray(of_run.present[run])])
+class _TrainingParts:
+    """The parts of all rounds: the examples of the clients that attend.
+
+    Attributes:
+      length: the rounds of a part.
+    """
+
+    def __init__(
+        self, reader: _Reader, inputs: Inputs, cohorts: types.Cohort, every: int, most: int
+    ) -> None:
+        """most: rows of a run in a part of several rounds."""
+        self._reader = reader
+        self._cohorts = cohorts
+        self._shards = _Shards(*map(np.asarray, inputs.train[:3]))
+        self._ahead: tuple[int, Future[_Part]] | None = None  # of the round that is named
+        for self.length in (n for n in range(every, 0, -1) if every % n == 0):
+            self._room = self._most_rows(self.length)
+            if self._room <= most:
+                break
 
     def _most_rows(self, length: int) -> int:
         """Return the most rows of a run in a part of so many rounds."""
         firsts = range(0, self._cohorts.who.shape[1], length)
         sizes = (
             size[self._present(run, first, length)].sum()
-            for run, size in enumerate(self._train.size)
+            for run, size in enumerate(self._shards.size)
             for first in firsts
         )
         return max(1, int(max(sizes)))
 
-    def of_rounds(self, first: int) -> _Part:
+    def _present(self, run: int, first: int, length: int) -> np.ndarray:
+        """Return the clients of a run that attend rounds."""
+        of_run = _rounds(self._cohorts, first, length)
+        return np.unique(np.asarray(of_run.who[run])[np.asarray(of_run.present[run])])
+
+    def without_rows(self) -> _Part:
+        """Return one example, and the clients without their rows."""
+        order = np.zeros((len(self._shards.size), 1), np.int32)
+        start = np.zeros_like(self._shards.start)
+        return self._placed(np.zeros(1, int), order, start)
+
+    def take(self, first: int) -> _Part:
         """Return the part that begins with a round, which is usually read already."""
         ahead, self._ahead = self._ahead, None
         if ahead is None or ahead[0] != first:
-            return self._thread.submit(self._read_rounds, first).result()
+            return self._reader.begin(self._read, first).result()
         return ahead[1].result()
 
     def read_ahead(self, first: int) -> None:
         """Begin to read the part that begins with a round, if there is one."""
         if first < self._cohorts.who.shape[1]:
-            self._ahead = first, self._thread.submit(self._read_rounds, first)
+            self._ahead = first, self._reader.begin(self._read, first)
 
-    def _read_rounds(self, first: int) -> _Part:
-        rows = _Rows(self._num_runs, self._room)
-        begin = np.zeros(self._train.start.shape, np.int32)
-        for run, (order, start, size) in enumerate(zip(*self._train, strict=True)):
+    def _read(self, first: int) -> _Part:
+        rows = _Rows(len(self._shards.size), self._room)
+        begin = np.zeros(self._shards.start.shape, np.int32)
+        for run, (order, start, size) in enumerate(zip(*self._shards, strict=True)):
             who = self._present(run, first, self.length)
             begin[run, who] = rows.add(run, order, start[who], size[who])
-        return self._placed(rows.numbers, train=self._clients(rows.order, begin))
+        return self._placed(rows.numbers, rows.order, begin)
 
-    # Parts of evaluations.
+    def _placed(self, rows: np.ndarray, order: Any, start: Any) -> _Part:
+        size: Any = self._shards.size
+        return self._reader.placed(rows, train=ClientShards(order, start, size))
 
-    def evaluated(self) -> Iterator[_Part]:
-        """Return the parts of an evaluation, each read while the one before is computed."""
-        ahead = self._thread.submit(self._read_evaluated, 0)
-        for number in range(1, self.num_evaluated + 1):
-            found = ahead.result()
-            if number < self.num_evaluated:
-                ahead = self._thread.submit(self._read_evaluated, number)
-            yield found
+
+class _EvaluationParts:
+    """The parts of an evaluation.
+
+    Attributes:
+      count: how many there are.
+    """
+
+    def __init__(self, reader: _Reader, inputs: Inputs, blocks: int, most: int) -> None:
+        """blocks: of shards, one for each device. most: rows of a run in a part."""
+        self._reader = reader
+        self._blocks = blocks
+        held_out = [getattr(inputs, name) for name in _HELD_OUT]
+        shards, self._structure = jax.tree.flatten(held_out, is_leaf=devices.is_shards)
+        self._kinds = [type(each) for each in shards]
+        self._shards = [_Shards(*map(np.asarray, each)) for each in shards]
+        totals = [int(each.size.sum(1, dtype=np.int64).max()) for each in self._shards]
+        self.count = max(1, -(-sum(totals) // most))
+        # Each block may have a row more than its share.
+        self._room = sum(total // self.count + blocks for total in totals)
+
+    def in_turn(self) -> Iterator[_Part]:
+        """Return all parts, each read while the one before is computed."""
+        ahead = self._reader.begin(self._read, 0)
+        for number in range(1, self.count + 1):
+            part = ahead.result()
+            if number < self.count:
+                ahead = self._reader.begin(self._read, number)
+            yield part
 
     @functools.cached_property
-    def first_evaluated(self) -> _Part:
-        """The first part of an evaluation. It stays on the devices."""
-        return self._thread.submit(self._read_evaluated, 0).result()
+    def first(self) -> _Part:
+        """The first part. It stays on the devices."""
+        return self._reader.begin(self._read, 0).result()
 
-    def _read_evaluated(self, number: int) -> _Part:
-        rows = _Rows(self._num_runs, self._evaluated_room)
+    def _read(self, number: int) -> _Part:
+        rows = _Rows(len(self._shards[0].size), self._room)
         held_out = []
-        for kind, each in zip(self._kinds, self._held_out, strict=True):
-            skip, taken = _window(each.size, number, self.num_evaluated, self._blocks)
+        for kind, each in zip(self._kinds, self._shards, strict=True):
+            skip, taken = _window(each.size, number, self.count, self._blocks)
             begin: Any = np.zeros(taken.shape, np.int32)
             for run, order in enumerate(each.order):
                 begin[run] = rows.add(run, order, each.start[run] + skip[run], taken[run])
             held_out.append(kind(rows.order, begin, taken))
         shards = dict(zip(_HELD_OUT, jax.tree.unflatten(self._structure, held_out), strict=True))
-        return self._placed(rows.numbers, **shards)
+        return self._reader.placed(rows.numbers, **shards)
 
 
 def _window(size: np.ndarray, number: int, count: int, blocks: int) -> tuple[Any, Any]:

@@ -27,7 +27,7 @@ from . import data as data_sets
 from .frozen import FrozenBody
 from .grid import Cell
 from .objective import Objective
-from .scaling import Scalers
+from .scalers import Scalers
 
 # (shapes of the network's variables, seeds) -> the initial networks of runs, by seed
 InitialNetworks = Callable[[Variables, Sequence[int]], Mapping[int, Variables]]

@@ -10,7 +10,7 @@ from fedjax_inv.data.dataset import Dataset
 from fedjax_inv.data.uses import Uses
 
 from .. import outputs, run
-from ..assembly import experiment, scaling
+from ..assembly import experiment, scalers
 from ..config import Config
 from . import data_figures, figures, forms
 from .data_figures import Holders
@@ -50,7 +50,7 @@ def features(dataset: Dataset) -> str:
     x = np.asarray(dataset.x)[:, :_FEATURES].astype(np.float64)
     lines = pd.DataFrame({"mean": x.mean(0), "standard deviation": x.std(0)})
     lines = lines.assign(smallest=x.min(0), largest=x.max(0)).map("{:.3g}".format)
-    names = scaling.feature_names(dataset, num_features)[:_FEATURES]
+    names = scalers.feature_names(dataset, num_features)[:_FEATURES]
     lines.insert(0, f"feature of {num_features}", names)
     return f"{forms.markdown(lines, align='right')}\n\n"
 
