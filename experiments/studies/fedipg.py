@@ -420,10 +420,12 @@ PAPER = study.Paper(
         "exit": Study(
             exit_strategy.leaving,
             exit_strategy.exit_columns,
-            figures=exit_strategy.FIGURES,
+            numbers,
+            exit_strategy.FIGURES,
             data=exit_strategy.DATA,
-            caption="At the last round; clients by their validation examples. Regular clients: "
-            "without client 0, if it is rotated.",
+            caption="At the last round, on the validation examples of all clients, but for client 0 "
+            "if it is rotated. Client 0 / median: its mean contribution in pre-training, and that "
+            "of the median client; it leaves below 0.",
         ),
     },
     caption="Mean ± standard deviation over seeds, each of which draws its own environments.",
