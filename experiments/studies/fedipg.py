@@ -423,7 +423,7 @@ PAPER = study.Paper(
             numbers,
             exit_strategy.FIGURES,
             data=exit_strategy.DATA,
-            caption="At the last round, on the validation examples of all clients, but for client 0 "
+            caption="At the last round, on the validation examples of all clients but client 0, "
             "if it is rotated. Client 0 / median: its mean contribution in pre-training, and that "
             "of the median client; it leaves below 0.",
         ),
