@@ -110,12 +110,12 @@ def epsilon(
     Each client attends each round with probability `sampling_rate`, independently. It needs the
     package dp-accounting (the extra `privacy`).
     """
-    from dp_accounting import pld
-
     _check_budget(sampling_rate, num_rounds, delta)
     checks.real("noise_multiplier", noise_multiplier)
     if noise_multiplier == 0:
         return math.inf
+    from dp_accounting import pld
+
     accountant = pld.PLDAccountant()
     accountant.compose(_event(noise_multiplier, sampling_rate, num_rounds))
     return float(accountant.get_epsilon(delta))

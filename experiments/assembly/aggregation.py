@@ -72,7 +72,7 @@ def _rule(asked: Aggregation) -> Aggregator:
     name, *texts = asked.aggregate.split(":")
     try:
         return _RULES[name](*map(float, texts))
-    except TypeError:
+    except (TypeError, KeyError):  # the mean, too, has no numbers
         text = f"has {len(texts)} numbers, must have as many as --help shows"
         raise flag_error("aggregate", asked.aggregate, text) from None
     except UsageError as error:
@@ -89,6 +89,9 @@ def check_clients(asked: Aggregation, num_slots: int, num_clients: int) -> None:
         least = 2 * int(float(texts[0]) if texts else 1) + 3
         if num_slots < least:
             text = f"needs {least} clients a round, there are {num_slots}"
+            raise flag_error("aggregate", asked.aggregate, text)
+        if len(texts) > 1 and int(float(texts[1])) > num_slots:
+            text = f"takes {texts[1]} updates of a round, which has {num_slots}"
             raise flag_error("aggregate", asked.aggregate, text)
 
 

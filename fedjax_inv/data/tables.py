@@ -221,6 +221,8 @@ def _frame(path: Path, roles: Roles, like: Dataset | None) -> tuple[Any, Roles, 
         first = {name: frame[name].iloc[0] for name in frame if len(frame)}
         roles, is_of_images = _resolved(roles, like, [*frame], first)
     else:
+        if not path.stat().st_size:
+            raise ValueError("must be a table, is empty")
         texts = {"encoding": "utf-8-sig", "skipinitialspace": True, "keep_default_na": False}
         begin = pd.read_csv(path, header=None, nrows=2, dtype=str, **texts)
         names = [name.strip() for name in begin.iloc[0]]

@@ -84,6 +84,8 @@ COMMANDS = [
     ("train --aggregate=krum:2", "--aggregate=krum:2"),
     ("train --aggregate=trimmed_mean:0.7", "--aggregate=trimmed_mean:0.7"),
     ("train --aggregate=median:1", "--aggregate=median:1"),
+    ("train --aggregate=mean:3", "--aggregate=mean:3"),
+    ("train --aggregate=multi_krum:1:9", "--aggregate=multi_krum:1:9"),
     ("train --aggregate=median --algorithm=scaffold", "--aggregate=median"),
     ("train --attack=sign_flip", "--attackers="),
     ("train --attack=sign_flip --attackers=9", "--attackers=9"),

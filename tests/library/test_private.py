@@ -1,5 +1,6 @@
 """Clipped uploads, noise and the budget, against NumPy in float64 and dp-accounting's values."""
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -236,6 +237,13 @@ def _gaussian_delta(epsilon: float, deviation: float) -> float:
     first = normal.cdf(1 / (2 * deviation) - epsilon * deviation)
     second = normal.cdf(-1 / (2 * deviation) - epsilon * deviation)
     return float(first - np.exp(epsilon) * second)
+
+
+def test_without_noise_nothing_bounds_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not the package of the accountant is there."""
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    run = {"sampling_rate": 0.5, "num_rounds": 3, "delta": 1e-5}
+    assert private.epsilon(noise_multiplier=0.0, **run) == np.inf
 
 
 def test_the_noise_of_a_budget_spends_it() -> None:
