@@ -183,13 +183,13 @@ def _table(found: dict[tuple[str, str], pd.DataFrame], name: str) -> tables.Main
 
 def draw(path: Path, data: str, results: Sequence[RowResult]) -> str:
     """The accuracy on the domain that differs by the clients that hold it."""
-    points: dict[str, dict[str, list[tuple[str, Sequence[float]]]]] = {}
+    series: dict[str, list[tuple[str, Sequence[float]]]] = {}
     for result in results:
-        panel, _, x = result.row.x.rpartition(", ")
-        series = points.setdefault(f"{panel}: domain that differs, %", {})
         values = 100 * scores(result)["differs"].dropna()
+        x = result.row.x.replace(", ", "\n")
         series.setdefault(result.row.series, []).append((x, values.tolist()))
-    return drawings.against(path, data, "clients that hold it", points)
+    points = {"domain that differs, %": series}
+    return drawings.against(path, data, "clients that hold it", points, is_joined=False)
 
 
 _CAPTION = (
