@@ -4,11 +4,11 @@ benchmarks/peers/make_venvs.sh FOLDER flower
 python -m benchmarks.frozen --dataset=pacs.npz --python=FOLDER/flower/bin/python
 
 Each domain of --held_out is the test in turn, and each other domain a client. All get the same
-features, standardised by the training rows, weigh clients by their size, and take equal numbers of
-passes, batches and rates, and first heads of one distribution; draws are their own. Seconds are those of all seeds:
-by the clock, and of processors (of Flower those of its server and clients, without Ray's own). A
-start is compiling (fit), or Flower's own with its first round, in which processes import; it then
-has a round fewer in the other columns. The loop has one thread.
+features, standardised by the training rows, weigh clients by their size, and have equal passes,
+batches and rates, and first heads of one distribution; draws are their own. Seconds are those of
+all seeds: by the clock, and of processors (of Flower those of its server and clients, without Ray's
+own). A start is compiling (fit), or Flower's own with its first round, in which processes import;
+it then has a round fewer in the other columns. The loop has one thread.
 """
 
 import dataclasses
