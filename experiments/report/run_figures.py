@@ -305,6 +305,9 @@ def methods(columns: Sequence[ScoreColumn], title: str, names: Mapping[str, str]
     axis.grid(axis="x", color="0.92")
     axis.set_axisbelow(True)
     axis.set_xlabel(f"test {columns[0].measure.heading()}")
+    if columns[0].measure.is_share:  # an interval of two seeds may leave what a share can be
+        low, high = axis.get_xlim()
+        axis.set_xlim(max(low, -2), min(high, 102))
     seeds = max(int(column.scores.notna().sum().max()) for column in columns)
     about = "one seed" if seeds == 1 else f"mean and its 95% interval over {seeds} seeds"
     figures.entitle(figure, f"{title}\n{about}", _TEXT)

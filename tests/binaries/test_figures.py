@@ -160,6 +160,13 @@ def test_methods_by_their_mean_and_its_interval(tmp_path: Path) -> None:
     np.testing.assert_allclose(ends[0], [20 - 10 * half, 20 + 10 * half], rtol=1e-5)
 
 
+def test_the_axis_of_methods_ends_where_a_share_does() -> None:
+    scores = pd.DataFrame({"a": [0.5, 0.7], "b": [0.9, 0.92]})  # a's interval is 60 +- 127
+    (axis,) = run_figures.methods([ScoreColumn("validation", scores)], "two seeds", {}).axes
+    low, high = axis.get_xlim()
+    assert -5 < low < high < 105
+
+
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_curves_of_errors_that_fall_far_are_logarithmic(
     saved: dict[str, Figure], monkeypatch: pytest.MonkeyPatch, factor: float
