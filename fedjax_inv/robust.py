@@ -123,13 +123,19 @@ def krum(num_wrong: int, *, num_chosen: int = 1) -> types.Aggregator:
 def clipped_mean(clip: float | Array) -> types.Aggregator:
     """Return the mean of uploads whose L2 norm is scaled down to `clip` (Sun et al. 2019).
 
-    arXiv 1911.07963, Section 4.2, without its noise, which `private.private` adds.
+    arXiv 1911.07963, Section 4.2, without its noise, which `private.private` adds. Of a network's
+    variables only the change of the parameters is scaled, as statistics are no change.
     """
     checks.positive("clip", clip)
     plain = aggregators.mean(aggregators.uniform)
 
+    def clipped(upload: Tree) -> Tree:
+        if isinstance(upload, types.Variables):
+            return upload._replace(params=tree.clipped(upload.params, clip))
+        return tree.clipped(upload, clip)
+
     def add(total: Tree, uploads: Tree, slots: types.Slots) -> Tree:
-        return plain.add(total, jax.vmap(lambda upload: tree.clipped(upload, clip))(uploads), slots)
+        return plain.add(total, jax.vmap(clipped)(uploads), slots)
 
     return plain._replace(add=add)
 

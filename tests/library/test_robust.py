@@ -192,8 +192,12 @@ def test_it_obeys_the_laws(factory: Any, name: str) -> None:
     laws.check(make, model=federations.softmax_regression())
 
 
-@pytest.mark.parametrize("attack", [attackers.sign_flip, attackers.scaled_noise])
-def test_attackers_send_their_statistics_as_they_are(attack: Any) -> None:
+def clipped(algorithm: Algorithm, who: Any) -> Algorithm:
+    return robust.aggregated(algorithm, robust.clipped_mean(1e-3))
+
+
+@pytest.mark.parametrize("attack", [attackers.sign_flip, attackers.scaled_noise, clipped])
+def test_attackers_and_clipping_leave_statistics_as_they_are(attack: Any) -> None:
     model = federations.small_normed()
     clients = [(np.random.default_rng(0).normal(size=(8, 6, 6, 1)), np.arange(8) % 2)] * 3
 
