@@ -94,7 +94,7 @@ def publish(path: Path, name: str = "", root: Path = ROOT) -> Path:
     shutil.copyfile(record, target.with_name(f"{name}.json"))
     runs = record.with_name(f"{record.stem}_runs.csv")
     if runs.exists():
-        found = scores_of(pd.read_csv(runs))
+        found = scores_of(pd.read_csv(runs, low_memory=False))
         found.insert(0, "table", name)
         if (root / SCORES).exists():
             others = pd.read_csv(root / SCORES)

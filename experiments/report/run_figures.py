@@ -286,7 +286,8 @@ def methods(columns: Sequence[ScoreColumn], title: str, names: Mapping[str, str]
     names: label -> how the figure calls it.
     """
     labels = [*columns[0].scores]
-    figure = figures.new(_COLUMN, 0.22 * len(labels) * max(1, len(columns) / 2) + 0.5)
+    several = min(0.11 * len(columns), max(0.3, 4 / len(labels)))  # inches of a method
+    figure = figures.new(_COLUMN, max(0.22, several) * len(labels) + 0.5)
     axis = figure.add_subplot()
     of_method = figures.styles(labels)
     of_rule = _styles_of_rules([column.heading for column in columns])

@@ -266,8 +266,8 @@ def main_table(
 
     columns = [(each.heading, marked(each)) for each in with_rules(scores(rows, measure))]
     for rule, (_, texts) in zip(rules[1:], columns[-1 - len(further) : -1], strict=True):
-        for cell in cells:
-            texts[cell.label] = _of_rule(texts[cell.label], cell, rule)
+        for label in texts:
+            texts[label] = _of_rule(texts[label], [x for x in cells if x.label == label], rule)
     of_domain = dict(zip(domains, [texts for _, texts in columns], strict=False))
     for cell in cells:
         if (chosen := cell.chosen) is None:
@@ -331,12 +331,17 @@ def seed_scores(chosen: Chosen) -> dict[int, float]:
     return {run.seed: run.choice.test_score for run in chosen.runs}
 
 
-def _of_rule(text: str, cell: TableCell, rule: str) -> str:
-    """The text of a method in the column of a rule: how many seeds it picks nothing for, or why."""
-    one = choose(cell.label, cell.result, rule)
-    if one is None:
-        return selection.why_none(cell.result)
-    count = sum(selection.picked(run, rule) is None for run in one.runs)
+def _of_rule(text: str, cells: Sequence[TableCell], rule: str) -> str:
+    """The text of a method in the column of a rule: how many seeds it picks nothing for, or why.
+
+    cells: of the method, one for each held-out domain.
+    """
+    count = 0
+    for cell in cells:
+        one = choose(cell.label, cell.result, rule)
+        if one is None:
+            return selection.why_none(cell.result)
+        count += sum(selection.picked(run, rule) is None for run in one.runs)
     return f"{text} (none for {count})" if text and count else text
 
 
