@@ -463,11 +463,13 @@ def server_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         key = inputs.schedule_key(seed)
-        if any(exchange.unattended for exchange in algorithm.exchanges):
+        is_private = any(exchange.unattended for exchange in algorithm.exchanges)
+        if is_private:
             key = jax.random.wrap_key_data(_unknown(jax.random.key_data(key)))
         drawn = jax.jit(lambda key: schedule(key, num_clients, rounds))(key)
         cohorts = jax.device_get(drawn)
-        schedules.check(cohorts, num_clients, 1)
+        if not is_private or cohorts.present.any():  # a private sum has noise also of nobody
+            schedules.check(cohorts, num_clients, 1)
         Path(folder).mkdir(parents=True, exist_ok=True)
         run = _Server(
             _App(algorithm, model, num_clients), example, grid, timeout, Path(folder, name)
