@@ -287,6 +287,9 @@ def test_no_node_knows_the_noise_or_who_attends(tmp_path: Path) -> None:
     networks = [case.network(end) for end in [*ends, case.start.server]]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert laws.largest_difference(networks[first], networks[second]) > 1e-3
+    nobody: Any = {"schedule": schedules.poisson(1e-9), "rounds": 1}
+    alone = case.network(case.deployed(tmp_path / "nobody", Nodes(case), **nobody))
+    assert laws.largest_difference(alone, networks[2]) > 1e-3
     longer = case.deployed(tmp_path / "a", Nodes(case, silent), **settings | {"rounds": 2})
     assert longer.noise_key.tolist() == keys[0]
     received: list[str] = []
