@@ -21,7 +21,7 @@ _HELP = ("--help", "-help", "-h", "-?", "--helpshort", "--helpfull")
 
 sheet.define(Config)
 
-# Flags of some of the commands; each declares those that it takes.
+# Flags that some commands take; each of these commands declares its own.
 _OF_SOME = ("study", "rows", "data", "out")
 OF_TRAINING = (*NAMES, "preset")
 

@@ -111,9 +111,9 @@ def main() -> None:
     frozen_work.prepare(JOB, PATH)
     train = by_loop if sys.argv[3] == "pytorch" else by_flower
     found = [train(seed) for seed in range(JOB.seeds)]
-    told = {name: sum(getattr(run, name) for run in found) for name in Trained._fields[1:]}
+    totals = {name: sum(getattr(run, name) for run in found) for name in Trained._fields[1:]}
     scores = [frozen_work.accuracy(PATH, run.head) for run in found]
-    print(json.dumps({"scores": scores, **told}), file=answers)
+    print(json.dumps({"scores": scores, **totals}), file=answers)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def class_means(model: types.Model, work: types.Work) -> types.Algorithm:
             features, _ = model.encode(
                 params.body, stats.body, batch.x, batch.mask, False, visit.key
             )
-            num_classes = min(len(leaf) for leaf in jax.tree.leaves(params.head) if leaf.ndim == 1)
+            (num_classes,) = (len(leaf) for leaf in jax.tree.leaves(params.head) if leaf.ndim == 1)
             return fedproto.prototypes(features, batch.y, batch.mask, num_classes)
 
         upload = local.fold(visit.shard, sums, batch_size=_BATCH_SIZE)

@@ -117,8 +117,8 @@ def test_an_evaluation_has_the_scores_of_the_training(flags: Any, tmp_path: Path
     of = predictions.predicted(runs, 0, predictions.own_parts(runs, 0))
     rows = predictions.rows(of, runs.data.objective, runs.data.dataset.classes)
     again = {row["name"]: row["score"] for row in rows if row["by"] == "domain"}
-    told = {name: domain.score for name, domain in runs.line(0).domains.items()}
-    assert again == pytest.approx(told, abs=1e-6)
+    logged = {name: domain.score for name, domain in runs.line(0).domains.items()}
+    assert again == pytest.approx(logged, abs=1e-6)
 
 
 @pytest.mark.slow
