@@ -139,6 +139,11 @@ def _skip(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options: Any)
     return True if is_field or getattr(obj, "__module__", "") == "jax.sharding" else None
 
 
+def _tables_as_files(app: Sphinx, name: str, source: list[str]) -> None:
+    """Links published tables as files, since they are no pages of the site."""
+    source[0] = re.sub(r"\[([^]]+)\]\((\S*tables/\w+\.md)\)", r"{download}`\1 <\2>`", source[0])
+
+
 def _formula(translator: Any, node: nodes.math) -> None:
     """Writes a formula in a line as MathML."""
     translator.body.append(convert(node.astext()))
@@ -154,6 +159,7 @@ def _display(translator: Any, node: nodes.math_block) -> None:
 def setup(app: Sphinx) -> None:
     """Connects the functions of this file."""
     app.add_html_math_renderer("mathml", (_formula, None), (_display, None))
+    app.connect("source-read", _tables_as_files)
     app.connect("autodoc-process-docstring", _as_rst, priority=400)
     app.connect("autodoc-process-docstring", _with_fields, priority=600)
     app.connect("autodoc-skip-member", _skip)
