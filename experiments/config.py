@@ -581,6 +581,7 @@ class Aggregation:
         0.0,
         "The budget of a run, from which the noise follows (needs dp-accounting); 0: none is set.",
         least=0.0,
+        most=1000.0,
     )
     delta: float = flag(1e-5, "The delta of --epsilon and of tables.", above=0.0, below=1.0)
 

@@ -25,6 +25,7 @@ def _changed(
     def init_server(setup: types.Setup) -> Tree:
         server = algorithm.init_server(setup)
         averaging.check_upload(exchange, server, stats=True)
+        checks.integers("who", who, 0, setup.num_clients - 1)
         return server
 
     def client(visit: types.Visit) -> types.Reply:

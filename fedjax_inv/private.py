@@ -107,16 +107,14 @@ def epsilon(
 ) -> float:
     """Return the epsilon of a run for this delta, by privacy loss distributions; infinity if none.
 
-    Each client attends each round with probability `sampling_rate`, independently. It needs the
-    package dp-accounting (the extra `privacy`).
+    Each client attends each round with probability `sampling_rate`, independently. Noise below
+    0.01 counts as none. It needs the package dp-accounting (the extra `privacy`).
     """
     _check_budget(sampling_rate, num_rounds, delta)
     checks.real("noise_multiplier", noise_multiplier)
-    if noise_multiplier == 0:
+    if noise_multiplier < 0.01:  # thousands a round, and more memory than there is
         return math.inf
-    from dp_accounting import pld
-
-    accountant = pld.PLDAccountant()
+    accountant = _accountant(2 / noise_multiplier**2)
     accountant.compose(_event(noise_multiplier, sampling_rate, num_rounds))
     return float(accountant.get_epsilon(delta))
 
@@ -124,14 +122,17 @@ def epsilon(
 def noise_multiplier_for(
     *, epsilon: float, sampling_rate: float, num_rounds: int, delta: float
 ) -> float:
-    """Return the noise multiplier of a run of at most this epsilon, the smallest within 1e-3."""
+    """Return the noise multiplier of a run of at most this epsilon, the smallest within 1e-3.
+
+    `epsilon` is in (0, 1000].
+    """
     import dp_accounting
-    from dp_accounting import pld
 
     _check_budget(sampling_rate, num_rounds, delta)
     checks.positive("epsilon", epsilon)
+    checks.real("epsilon", epsilon, 0, 1000)
     found = dp_accounting.calibrate_dp_mechanism(
-        pld.PLDAccountant,
+        lambda: _accountant(epsilon),
         lambda noise_multiplier: _event(noise_multiplier, sampling_rate, num_rounds),
         epsilon,
         delta,
@@ -146,6 +147,13 @@ def _check_budget(sampling_rate: float, num_rounds: int, delta: float) -> None:
     checks.integer("num_rounds", num_rounds)
     checks.positive("delta", delta)
     checks.real("delta", delta, 0, 1)
+
+
+def _accountant(size: float) -> Any:
+    """Return an accountant for an epsilon of this size, which a coarser grid of losses serves."""
+    from dp_accounting import pld
+
+    return pld.PLDAccountant(value_discretization_interval=1e-4 * max(1, size / 8))
 
 
 def _event(noise_multiplier: float, sampling_rate: float, num_rounds: int) -> Any:

@@ -46,14 +46,9 @@ def _is_set(asked: Aggregation, flag: str) -> bool:
     return bool(getattr(asked, flag) != getattr(Aggregation(), flag))
 
 
-def _multi_krum(num_wrong: float = 1, num_chosen: float = 3) -> Aggregator:
-    return robust.krum(_whole(num_wrong), num_chosen=_whole(num_chosen))
-
-
-def _whole(number: float) -> int:
-    if number != int(number):
-        raise UsageError("aggregate", number, "must be a whole number")
-    return int(number)
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 # By name of --aggregate, a function of the numbers behind its colons.
@@ -61,8 +56,8 @@ _RULES: Mapping[str, Callable[..., Aggregator]] = {
     "median": robust.median,
     "trimmed_mean": robust.trimmed_mean,
     "geometric_median": lambda: robust.geometric_median(),
-    "krum": lambda num_wrong=1.0: _multi_krum(num_wrong, 1),
-    "multi_krum": _multi_krum,
+    "krum": lambda num_wrong=1: robust.krum(num_wrong),
+    "multi_krum": lambda num_wrong=1, num_chosen=3: robust.krum(num_wrong, num_chosen=num_chosen),
     "clipped_mean": robust.clipped_mean,
 }
 
@@ -71,12 +66,12 @@ def _rule(asked: Aggregation) -> Aggregator:
     """The rule of --aggregate."""
     name, *texts = asked.aggregate.split(":")
     try:
-        return _RULES[name](*map(float, texts))
+        return _RULES[name](*map(_number, texts))
     except (TypeError, KeyError):  # the mean, too, has no numbers
         text = f"has {len(texts)} numbers, must have as many as --help shows"
         raise flag_error("aggregate", asked.aggregate, text) from None
     except UsageError as error:
-        raise in_flags(error, f"--aggregate={asked.aggregate}", {}) from None
+        raise in_flags(error, f"--aggregate={asked.aggregate}", {"clip": ""}) from None
 
 
 def check_clients(asked: Aggregation, num_slots: int, num_clients: int) -> None:
@@ -84,6 +79,9 @@ def check_clients(asked: Aggregation, num_slots: int, num_clients: int) -> None:
     for client in asked.attackers:
         if client >= num_clients:
             raise flag_error("attackers", asked.attackers, f"must be of 0..{num_clients - 1}")
+    if asked.private_clip and asked.delta * num_clients >= 1:
+        text = f"must be below 1 / {num_clients}: else a client may be published as it is"
+        raise flag_error("delta", asked.delta, text)
     name, *texts = asked.aggregate.split(":")
     if name in ("krum", "multi_krum"):
         least = 2 * int(float(texts[0]) if texts else 1) + 3

@@ -227,8 +227,9 @@ def test_epsilon_is_that_of_privacy_loss_distributions() -> None:
     assert private.epsilon(noise_multiplier=0.0, **budget) == np.inf
     # One Gaussian mechanism, against its own closed form (Balle and Wang 2018, Theorem 8).
     single = {"sampling_rate": 1.0, "num_rounds": 1, "delta": 1e-5}
-    epsilon = private.epsilon(noise_multiplier=2.0, **single)
-    assert _gaussian_delta(epsilon, 2.0) == pytest.approx(1e-5, rel=2e-2)
+    for multiplier in (2.0, 0.1):
+        epsilon = private.epsilon(noise_multiplier=multiplier, **single)
+        assert _gaussian_delta(epsilon, multiplier) == pytest.approx(1e-5, rel=2e-2)
 
 
 def _gaussian_delta(epsilon: float, deviation: float) -> float:
@@ -244,6 +245,17 @@ def test_without_noise_nothing_bounds_the_budget(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     run = {"sampling_rate": 0.5, "num_rounds": 3, "delta": 1e-5}
     assert private.epsilon(noise_multiplier=0.0, **run) == np.inf
+
+
+def test_hardly_any_noise_and_a_huge_budget_need_no_memory() -> None:
+    pytest.importorskip("dp_accounting")
+    run = {"sampling_rate": 0.5, "num_rounds": 10, "delta": 1e-5}
+    assert private.epsilon(noise_multiplier=0.01, **run) > 10_000
+    assert private.epsilon(noise_multiplier=1e-9, **run) == np.inf
+    multiplier = private.noise_multiplier_for(epsilon=1000.0, **run)
+    assert 900 < private.epsilon(noise_multiplier=multiplier, **run) <= 1000
+    with pytest.raises(UsageError, match="epsilon"):
+        private.noise_multiplier_for(epsilon=1e9, **run)
 
 
 def test_the_noise_of_a_budget_spends_it() -> None:

@@ -212,6 +212,15 @@ def test_attackers_and_clipping_leave_statistics_as_they_are(attack: Any) -> Non
     )
 
 
+def test_an_attacker_must_be_a_client() -> None:
+    def make(*parts: Any, **hyper: Any) -> Algorithm:
+        return attackers.sign_flip(fedavg.fedavg(*parts, **hyper), [0, 3])
+
+    clients = [(np.zeros((2, 3), np.float32), np.arange(2))] * 3
+    with pytest.raises(UsageError, match="who=3"):
+        fit(make, federations.softmax_regression(), clients, rounds=1)
+
+
 @pytest.mark.parametrize("attack", [attackers.sign_flip, attackers.scaled_noise])
 def test_only_attackers_upload_something_else(attack: Any) -> None:
     with jax.enable_x64(True):
