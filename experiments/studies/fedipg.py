@@ -111,7 +111,7 @@ def stains(data: str) -> list[Row]:
         methods = {
             "ERM": (preset, "--algorithm=erm", rates),
             "FedAvg": (preset, "--algorithm=fedavg", rates),
-            "FedIPG": (preset, "--algorithm=fedipg", "--set=penalty=0.001,0.01"),
+            "FedIPG": (preset, "--algorithm=fedipg", rates, "--set=penalty=0.001,0.01"),
             # Where the penalty acts, and FedAvg with the same server.
             "FedAvg-adaptive": (f"{preset},stained_adaptive", rates),
             "FedIPG-adaptive": (f"{preset},{acts}", "--learning_rate=0.05,0.1"),
