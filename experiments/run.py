@@ -6,6 +6,7 @@ While a cell runs, the programs of the next ones compile in threads (`ahead`).
 import contextlib
 import dataclasses
 import functools
+import gc
 import operator
 import os
 import sys
@@ -55,8 +56,8 @@ class FinishedCell(NamedTuple):
 
 # (experiment, its folder, its cells in order) -> the text to print; writes tables and figures
 WriteReport = Callable[[Assembly, Path, Sequence[FinishedCell]], str]
-# The most programs that are kept. Linux limits the memory maps of a process, of which a program has
-# several hundred.
+# The most programs that are kept. Linux allows a process 65,530 memory maps, of which a program has
+# 500: a study of more than a hundred rows would end.
 _MOST_PROGRAMS = 28
 
 
@@ -80,8 +81,9 @@ class Programs:
             key = depends_on(setup, cell, plan)
             is_old = key in self._programs
             self._programs[key] = self._programs.pop(key, plan.program)
-            for oldest in [*self._programs][:-_MOST_PROGRAMS]:
-                del self._programs[oldest]
+            if len(self._programs) > _MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
+                gc.collect()  # a program refers to itself, so that it stays until then
             plan = dataclasses.replace(plan, program=self._programs[key], is_compiled=is_old)
             if plan.streams or plan.layout.own or plan.layout.mesh is None:
                 return plan.placed()

@@ -1,5 +1,6 @@
 """Programs are shared by cells whose keys are equal: then the programs must be equal, too."""
 
+import weakref
 from dataclasses import fields
 from typing import Any
 
@@ -146,3 +147,16 @@ def test_the_number_of_domains_is_one_of_a_program_of_domains() -> None:
     (two, key), (three, other) = found
     assert (two, three) == (2, 3)
     assert key != other
+
+
+def test_programs_that_are_not_kept_leave_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have 65,530 memory maps, of which a program takes hundreds."""
+    monkeypatch.setattr(run, "_MOST_PROGRAMS", 1)
+    programs = run.Programs()
+    made = []
+    for width in (3, 4, 5):
+        assembled = experiment.make(config.of(**SMALL | {"widths": (width,)}))
+        plan = programs.plan(assembled, assembled.cells[0]).compile()
+        made.append(weakref.ref(plan.program))
+        del plan, assembled
+    assert [each() is None for each in made] == [True, True, False]
