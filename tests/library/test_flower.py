@@ -14,7 +14,18 @@ import pytest
 
 import federations
 import slow
-from fedjax_inv import algorithms, devices, fit, laws, models, private, rounds, schedules, types
+from fedjax_inv import (
+    algorithms,
+    devices,
+    fit,
+    laws,
+    models,
+    private,
+    robust,
+    rounds,
+    schedules,
+    types,
+)
 from fedjax_inv.algorithms import scaffold
 from fedjax_inv.checks import UsageError
 from fedjax_inv.fit import LOCAL, LocalTraining
@@ -262,6 +273,14 @@ def test_nodes_give_the_network_of_fit(tmp_path: Path, monkeypatch: pytest.Monke
     found = re.search(r"score ([\d.]+)", lines[-1])
     assert found is not None
     assert float(found[1]) == pytest.approx(right.mean(), abs=1e-3)
+
+
+@pytest.mark.parametrize("rule", [robust.median(), robust.krum(0)])
+def test_a_robust_rule_is_that_of_a_simulation(rule: types.Aggregator, tmp_path: Path) -> None:
+    case, events = Case("fedavg"), SCENARIOS["a reply is lost"]
+    case.algorithm = robust.aggregated(case.algorithm, rule)
+    deployed = case.deployed(tmp_path, Nodes(case, events))
+    laws.assert_close(deployed, case.simulated(events).server)
 
 
 def private_case(**settings: Any) -> Case:
