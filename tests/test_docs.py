@@ -75,3 +75,11 @@ def test_formulas_have_no_command_that_mathml_lacks() -> None:
         for found in re.finditer(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", text, re.DOTALL):
             formula = found[1] or found[2]
             assert "\\" not in converter.convert(formula), (page.name, formula)
+
+
+def test_no_command_is_a_paragraph_of_a_list() -> None:
+    """Behind a list an indented line continues its last item, so text must stand between them."""
+    for path in PAGES:
+        text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+        item = re.search(r"^(?:- |\d+\. ).*\n(?: {2,}\S.*\n)*\n {4,}\S.*$", text, re.MULTILINE)
+        assert not item, (path.name, item[0])
