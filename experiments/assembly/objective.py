@@ -105,7 +105,7 @@ def evaluations(
         warm_start=lambda sizes: warm_start(watched, batch_size, sizes),
         thresholds=watched.thresholds,
         stop_above=bool(watched.stop_above),
-        end_at_stop=watched.after_stop == "end",
+        end_at_stop=watched.after_stop == "end" and bool(watched.thresholds),
         unseen_norms=watched.unseen_norms,
     )
 

@@ -160,3 +160,9 @@ def test_programs_that_are_not_kept_leave_the_memory(monkeypatch: pytest.MonkeyP
         made.append(weakref.ref(plan.program))
         del plan, assembled
     assert [each() is None for each in made] == [True, True, False]
+
+
+def test_what_follows_a_stop_does_nothing_without_a_stop() -> None:
+    """As in a row of FedAvg beside games, whose flags are for all rows."""
+    assembled = experiment.make(config.of(**SMALL, after_stop="end"))
+    assert not assembled.plan(assembled.cells[0]).evaluations.end_at_stop
