@@ -254,7 +254,7 @@ def check_upload(exchange: types.Exchange, server: Tree, *, stats: bool) -> None
     if not isinstance(blank, Upload) or jax.tree.leaves((blank.side, blank.weight)):
         raise UsageError("algorithm", ..., "must upload a delta alone, as fedavg does")
     if jax.tree.leaves(blank.delta.stats) and not stats:
-        text = "must have no statistics, as BatchNorm has, of which none are private"
+        text = "must have no statistics, as BatchNorm has: they would not be private"
         raise UsageError("model", ..., text)
 
 

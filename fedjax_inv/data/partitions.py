@@ -266,7 +266,7 @@ def thinned(is_rare: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     count = round(share / (1 - share) * (len(is_rare) - there))
     if not 0 < count <= there:
         most = there / len(is_rare)
-        raise UsageError("rare", share, f"must leave examples of it and others, at most {most:.3f}")
+        raise UsageError("rare", share, f"must leave examples, and be at most {most:.3f}")
     kept = rng.permutation(np.flatnonzero(is_rare))[:count]
     return np.sort(np.concatenate([np.flatnonzero(~is_rare), kept]))
 
