@@ -99,6 +99,10 @@ def configs(
 
     source: the file of the rows, which errors name.
     """
+    for word in overrides:
+        flag = word.rpartition("=")[0]  # --rounds, or --set=penalty
+        if flag and all(any(own.startswith(f"{flag}=") for own in row.own) for row in rows):
+            raise UsageError(word, ..., "must be left out, as each row has its own")
     names = _folders(folder, [row.label for row in rows])
     result = []
     for row in rows:

@@ -53,6 +53,13 @@ def test_rows_are_command_lines(tmp_path: Path) -> None:
         assert one.evaluation.leave_one_out
 
 
+@pytest.mark.parametrize("word", ["--rounds=8", "--set=penalty=0.1"])
+def test_a_flag_that_no_row_takes_is_refused(tmp_path: Path, word: str) -> None:
+    file = rows.read(written(tmp_path, TEXT))
+    with pytest.raises(UsageError, match=word):
+        row_runs.configs(file.rows[""][1:], tmp_path, [word])
+
+
 def test_the_page_shows_a_file_of_rows(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs/compare.md").read_text()
     (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
