@@ -15,7 +15,7 @@ from fedjax_inv.checks import UsageError
 
 from .. import command_line
 from ..assembly import experiment, grid, machine, method
-from ..config import Config
+from ..config import NAMES, Config
 from ..errors import check_known
 from ..folder import files, log, records, run_folder, selection
 from ..folder.records import Line, Result, RunResult, Sweep
@@ -100,8 +100,10 @@ def configs(
     source: the file of the rows, which errors name.
     """
     for word in overrides:
-        flag = word.rpartition("=")[0]  # --rounds, or --set=penalty
-        if flag and all(any(own.startswith(f"{flag}=") for own in row.own) for row in rows):
+        flag = word.rpartition("=")[0] or word  # --rounds, or --set=penalty
+        if flag.partition("=")[0][2:] not in NAMES:  # --nopooled
+            flag = f"--{flag.removeprefix('--no')}"
+        if all(any(own.startswith(f"{flag}=") for own in row.own) for row in rows):
             raise UsageError(word, ..., "must be left out, as each row has its own")
     names = _folders(folder, [row.label for row in rows])
     result = []

@@ -53,9 +53,9 @@ def test_rows_are_command_lines(tmp_path: Path) -> None:
         assert one.evaluation.leave_one_out
 
 
-@pytest.mark.parametrize("word", ["--rounds=8", "--set=penalty=0.1"])
+@pytest.mark.parametrize("word", ["--rounds=8", "--set=penalty=0.1", "--nopooled"])
 def test_a_flag_that_no_row_takes_is_refused(tmp_path: Path, word: str) -> None:
-    file = rows.read(written(tmp_path, TEXT))
+    file = rows.read(written(tmp_path, f"{TEXT}pooled = true\n"))
     with pytest.raises(UsageError, match=word):
         row_runs.configs(file.rows[""][1:], tmp_path, [word])
 
